@@ -1,0 +1,1 @@
+"""What client and shard agree on: messages, errors, schemas, routing, limits."""

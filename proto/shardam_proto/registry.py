@@ -1,0 +1,195 @@
+"""What a cluster keeps in Redis, and how it is read: names, addresses, the route map, table schemas.
+
+Redis holds no rows and is never on the pull or push path. Writers (shards) live in the server; this module is the one
+place that knows keys and values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from shardam_proto.errors import RedisUnreachable
+from shardam_proto.routing import RouteMap
+from shardam_proto.schema import check_name
+
+REDIS_TIMEOUT_S = 3.0
+"""A Redis call that takes longer has failed; callers retry by their own rules."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """Redis keys of one cluster.
+
+    Raises:
+        BadOption: the cluster's name is outside the alphabet.
+    """
+
+    cluster: str
+
+    def __post_init__(self) -> None:
+        check_name(self.cluster, "cluster name")
+
+    @property
+    def cluster_entry(self) -> str:
+        """String: ClusterEntry as JSON, written once."""
+        return f"shardam:{self.cluster}:cluster"
+
+    @property
+    def route_map(self) -> str:
+        """String: RouteMap as JSON, written once all shards are registered."""
+        return f"shardam:{self.cluster}:map"
+
+    @property
+    def tables(self) -> str:
+        """Hash: table name -> TableInfo (protobuf bytes, schema part only)."""
+        return f"shardam:{self.cluster}:tables"
+
+    def shard(self, index: int) -> str:
+        """String with a time to live: ShardEntry as JSON; the lease of the shard's name."""
+        return f"shardam:{self.cluster}:shard:{index}"
+
+    def lineage(self, index: int) -> str:
+        """String: lineage of the state that shard last served, to notice a shard that comes back empty."""
+        return f"shardam:{self.cluster}:lineage:{index}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterEntry:
+    """A cluster as it was created.
+
+    Attributes:
+        cluster_id: random hex digits.
+        num_shards: number of shards it was configured with.
+        seed: cluster_seed of the initial weights.
+    """
+
+    cluster_id: str
+    num_shards: int
+    seed: int
+
+    def to_json(self) -> str:
+        """Returns the value stored in Redis."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ClusterEntry:
+        """Reads the value stored in Redis."""
+        return cls(**json.loads(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardEntry:
+    """A registered shard.
+
+    Attributes:
+        index: shard index; 0 is home.
+        address: host:port of its gRPC server, as clients reach it.
+        http_address: host:port of its metrics and health listener.
+        incarnation: random number of the process life.
+        lineage: lineage of its state.
+        device: device that holds its rows, e.g. "cpu".
+        pid: process id on its host.
+        ready: True: it serves.
+    """
+
+    index: int
+    address: str
+    http_address: str
+    incarnation: int
+    lineage: int
+    device: str
+    pid: int
+    ready: bool
+
+    def to_json(self) -> str:
+        """Returns the value stored in Redis."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ShardEntry:
+        """Reads the value stored in Redis."""
+        return cls(**json.loads(text))
+
+
+def route_map_to_json(route_map: RouteMap) -> str:
+    """Returns the value stored in Redis."""
+    return json.dumps(dataclasses.asdict(route_map))
+
+
+def route_map_from_json(text: str | bytes) -> RouteMap:
+    """Reads the value stored in Redis.
+
+    Raises:
+        ValueError: the map was made by an unknown routing version.
+    """
+    return RouteMap(**json.loads(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterView:
+    """What Redis says of a cluster at one moment.
+
+    Attributes:
+        entry: the cluster, or None before home has created it.
+        route_map: the route map, or None until all shards are registered.
+        shards: registered shards by index; a shard whose lease ran out is missing.
+    """
+
+    entry: ClusterEntry | None
+    route_map: RouteMap | None
+    shards: dict[int, ShardEntry]
+
+
+def connect_redis(url: str, timeout_s: float = REDIS_TIMEOUT_S) -> redis.Redis:
+    """Returns a Redis client that fails fast and never repeats a command by itself.
+
+    Args:
+        url: redis://[[user]:password@]host:port/db, rediss:// or unix://.
+
+    Raises:
+        RedisUnreachable: the URL is not of this form.
+    """
+    try:
+        return redis.Redis.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),  # a repeated command could act twice; the callers' loops decide
+            decode_responses=False,
+        )
+    except ValueError as error:
+        raise RedisUnreachable(f"{display_url(url)!r} is no Redis URL ({error}); use redis://[:password@]host:port/db") from error
+
+
+def display_url(url: str) -> str:
+    """Returns the URL without its password, for messages."""
+    scheme, _, rest = url.partition("://")
+    credentials, at, location = rest.rpartition("@")
+    if not at:
+        return url
+    user = credentials.split(":", 1)[0]
+    return f"{scheme}://{user}:***@{location}"
+
+
+def read_cluster(connection: redis.Redis, keys: Keys) -> ClusterView:
+    """Reads a cluster's entry, map and registered shards.
+
+    Raises:
+        RedisUnreachable: Redis did not answer.
+    """
+    try:
+        entry_text, map_text = connection.mget(keys.cluster_entry, keys.route_map)
+        entry = None if entry_text is None else ClusterEntry.from_json(entry_text)
+        shards: dict[int, ShardEntry] = {}
+        if entry is not None:
+            values = connection.mget([keys.shard(index) for index in range(entry.num_shards)])
+            found = [ShardEntry.from_json(value) for value in values if value is not None]
+            shards = {shard.index: shard for shard in found}
+    except redis.RedisError as error:
+        raise RedisUnreachable(f"Redis did not answer: {error}") from error
+    return ClusterView(entry, None if map_text is None else route_map_from_json(map_text), shards)
