@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import grpc
@@ -79,5 +79,3 @@ def translate(error: grpc.RpcError, peer: str) -> ShardamError:
             return BadToken(message, metadata={"peer": peer})
         case _:
             return ShardamError(message, metadata={"peer": peer})
-
-

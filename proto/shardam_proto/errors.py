@@ -6,8 +6,8 @@ The core raises these exceptions; the gRPC and REST fronts translate them by the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import cast
 
 import grpc
 from google.protobuf import any_pb2
@@ -336,7 +336,8 @@ def pack_status(error: ShardamError) -> bytes:
     detail = any_pb2.Any()
     detail.Pack(info)
     status = status_pb2.Status(code=error.rule.code.value[0], message=error.message, details=[detail])
-    return status.SerializeToString()
+    encoded: bytes = status.SerializeToString()
+    return encoded
 
 
 def unpack_error(rpc_error: grpc.RpcError) -> ShardamError | None:
@@ -345,8 +346,8 @@ def unpack_error(rpc_error: grpc.RpcError) -> ShardamError | None:
     Args:
         rpc_error: as raised by a blocking stub or by grpc.aio.
     """
-    trailers = rpc_error.trailing_metadata()  # type: ignore[attr-defined]
-    for key, value in trailers or ():
+    trailers = cast("Iterable[tuple[str, bytes]]", rpc_error.trailing_metadata() or ())
+    for key, value in trailers:
         if key == DETAILS_KEY:
             status = status_pb2.Status.FromString(value)
             for detail in status.details:

@@ -150,6 +150,7 @@ def connect_redis(url: str, timeout_s: float = REDIS_TIMEOUT_S) -> redis.Redis:
 
     Args:
         url: redis://[[user]:password@]host:port/db, rediss:// or unix://.
+        timeout_s: seconds until a call has failed.
 
     Raises:
         RedisUnreachable: the URL is not of this form.
@@ -163,7 +164,9 @@ def connect_redis(url: str, timeout_s: float = REDIS_TIMEOUT_S) -> redis.Redis:
             decode_responses=False,
         )
     except ValueError as error:
-        raise RedisUnreachable(f"{display_url(url)!r} is no Redis URL ({error}); use redis://[:password@]host:port/db") from error
+        raise RedisUnreachable(
+            f"{display_url(url)!r} is no Redis URL ({error}); use redis://[:password@]host:port/db"
+        ) from error
 
 
 def display_url(url: str) -> str:

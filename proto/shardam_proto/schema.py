@@ -24,12 +24,12 @@ INT64_MAX = 2**63 - 1
 DtypeName = Literal["float32", "bfloat16", "float16"]
 StepModeName = Literal["table", "row"]
 
-_DTYPES: dict[DtypeName, common_pb2.Dtype] = {
+_DTYPES: dict[DtypeName, common_pb2.Dtype.ValueType] = {
     "float32": common_pb2.DTYPE_FLOAT32,
     "bfloat16": common_pb2.DTYPE_BFLOAT16,
     "float16": common_pb2.DTYPE_FLOAT16,
 }
-_STEP_MODES: dict[StepModeName, common_pb2.StepMode] = {
+_STEP_MODES: dict[StepModeName, common_pb2.StepMode.ValueType] = {
     "table": common_pb2.STEP_MODE_TABLE,
     "row": common_pb2.STEP_MODE_ROW,
 }
@@ -156,9 +156,13 @@ class TableSpec:
         if self.optimizer != "sparse_adam":
             raise BadOption(f"table {self.name!r}: optimizer must be 'sparse_adam', got {self.optimizer!r}")
         if not isinstance(self.init, Initializer):
-            raise BadOption(f"table {self.name!r}: init must be a shardam.init value such as Normal(0, 0.05), got {self.init!r}")
+            raise BadOption(
+                f"table {self.name!r}: init must be a shardam.init value such as Normal(0, 0.05), got {self.init!r}"
+            )
         if isinstance(self.init, (XavierUniform, XavierNormal)) and self.num_embeddings is None:
-            raise BadOption(f"table {self.name!r}: {type(self.init).__name__} needs num_embeddings; use Normal or Uniform instead")
+            raise BadOption(
+                f"table {self.name!r}: {type(self.init).__name__} needs num_embeddings; use Normal or Uniform instead"
+            )
 
     def _check_sizes(self) -> None:
         if not _is_int(self.dim) or not 1 <= self.dim <= MAX_DIM:

@@ -1,0 +1,142 @@
+"""Who a shard is, and whether a request means it (PROTOCOL.md, section 2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+
+from shardam_proto.errors import (
+    BadOption,
+    ClusterRestored,
+    ShardamError,
+    ShardNotReady,
+    StaleState,
+    VersionMismatch,
+    WrongCluster,
+)
+from shardam_proto.limits import CLIENT_ID_BYTES, MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
+from shardam_proto.registry import ClusterEntry
+from shardam_proto.routing import RouteMap
+from shardam_proto.v1 import common_pb2
+
+
+def random_63_bits() -> int:
+    """Returns a random number from 1 to 2**63 - 1; zero means "none" on the wire."""
+    return secrets.randbelow(2**63 - 1) + 1
+
+
+@dataclasses.dataclass
+class ShardIdentity:
+    """Who this shard is. Cluster and route map are known once it has registered.
+
+    Attributes:
+        index: shard index; 0 is home.
+        incarnation: random number of this process life.
+        lineage: lineage of its state; without a journal every process life starts a new one.
+        timeline: timeline of its state; grows with each restore.
+        cluster: the cluster, once known.
+        route_map: the route map, once made.
+    """
+
+    index: int
+    incarnation: int = dataclasses.field(default_factory=random_63_bits)
+    lineage: int = dataclasses.field(default_factory=random_63_bits)
+    timeline: int = 1
+    cluster: ClusterEntry | None = None
+    route_map: RouteMap | None = None
+
+    @property
+    def is_home(self) -> bool:
+        """True for shard 0."""
+        return self.index == 0
+
+    def require_cluster(self) -> ClusterEntry:
+        """Returns the cluster.
+
+        Raises:
+            ShardNotReady: the shard has not joined one yet.
+        """
+        if self.cluster is None:
+            raise ShardNotReady(f"shard {self.index} has not joined its cluster yet; try again")
+        return self.cluster
+
+    def require_route_map(self) -> RouteMap:
+        """Returns the route map.
+
+        Raises:
+            ShardNotReady: it has not been made yet.
+        """
+        if self.route_map is None:
+            raise ShardNotReady(f"shard {self.index} waits for the route map; try again")
+        return self.route_map
+
+    def check(self, header: common_pb2.RequestHeader) -> None:
+        """Checks that a request means this process and speaks its protocol.
+
+        Raises:
+            VersionMismatch: the protocol version is unknown.
+            WrongCluster: it means another cluster.
+            ClusterRestored: it belongs to another timeline.
+            StaleState: another incarnation or route epoch (retryable after a refresh).
+            BadOption: it uses a part of the protocol that this version does not serve.
+        """
+        name = f"shard {self.index}"
+        if not MIN_PROTOCOL_VERSION <= header.protocol_version <= PROTOCOL_VERSION:
+            raise VersionMismatch(
+                f"{name} speaks protocol versions {MIN_PROTOCOL_VERSION} to {PROTOCOL_VERSION}, "
+                f"the request has {header.protocol_version}; use matching shardam packages"
+            )
+        if header.cluster_id and header.cluster_id != self.require_cluster().cluster_id:
+            raise WrongCluster(
+                f"{name} belongs to cluster id {self.require_cluster().cluster_id}, the request means {header.cluster_id}; "
+                "connect again"
+            )
+        if header.incarnation and header.incarnation != self.incarnation:
+            raise self._stale(
+                "NEW_INCARNATION", f"{name} is incarnation {self.incarnation}, not {header.incarnation}; open again"
+            )
+        if header.timeline and header.timeline != self.timeline:
+            raise ClusterRestored(f"{name} is on timeline {self.timeline}, the client on {header.timeline}; connect again")
+        if header.epoch and header.epoch != self.require_route_map().epoch:
+            raise self._stale(
+                "STALE_ROUTE",
+                f"{name} has route epoch {self.require_route_map().epoch}, the request {header.epoch}; refresh the map",
+            )
+        if header.num_chunks > 1 or header.chunk_index:
+            raise BadOption(f"{name} takes a part as one message, got chunk {header.chunk_index} of {header.num_chunks}")
+        if header.step or header.rank:
+            raise BadOption(
+                f"{name} knows no groups of workers, got step {header.step} and rank {header.rank}; leave them at zero"
+            )
+        if header.client_id and len(header.client_id) != CLIENT_ID_BYTES:
+            raise BadOption(f"client_id must be {CLIENT_ID_BYTES} bytes, got {len(header.client_id)}")
+
+    def check_owns(self, owners_differ: bool, table: str) -> None:
+        """Refuses ids that the route map gives to another shard.
+
+        Raises:
+            StaleState: at least one id belongs elsewhere (STALE_ROUTE).
+        """
+        if owners_differ:
+            raise self._stale(
+                "STALE_ROUTE",
+                f"shard {self.index} does not own every id sent for table {table!r}; refresh the map and route again",
+            )
+
+    def _stale(self, reason: str, message: str) -> ShardamError:
+        return StaleState(message, reason=reason, metadata={"shard": str(self.index)})
+
+    def response_header(
+        self, request: common_pb2.RequestHeader, *, last_number: int = 0, change_number: int = 0
+    ) -> common_pb2.ResponseHeader:
+        """Builds the header of the answer to a request."""
+        return common_pb2.ResponseHeader(
+            shard=self.index,
+            incarnation=self.incarnation,
+            lineage=self.lineage,
+            timeline=self.timeline,
+            epoch=0 if self.route_map is None else self.route_map.epoch,
+            request_id=request.request_id,
+            last_number=last_number,
+            change_number=change_number,
+        )

@@ -1,0 +1,50 @@
+"""A lock that many readers or one writer hold."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+
+class ReadWriteLock:
+    """Many readers or one writer; a waiting writer goes before new readers, so that pulls cannot starve a push."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._num_readers = 0
+        self._num_waiting_writers = 0
+        self._writing = False
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[None]:
+        """Holds the lock with other readers."""
+        with self._condition:
+            while self._writing or self._num_waiting_writers:
+                self._condition.wait()
+            self._num_readers += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._num_readers -= 1
+                if self._num_readers == 0:
+                    self._condition.notify_all()
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[None]:
+        """Holds the lock alone."""
+        with self._condition:
+            self._num_waiting_writers += 1
+            try:
+                while self._writing or self._num_readers:
+                    self._condition.wait()
+            finally:
+                self._num_waiting_writers -= 1
+            self._writing = True
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._writing = False
+                self._condition.notify_all()

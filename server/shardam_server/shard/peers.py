@@ -1,0 +1,77 @@
+"""Calls from one shard to the others (ShardService, TableService)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import grpc
+import grpc.aio
+
+from shardam_proto.channels import token_metadata, translate
+from shardam_proto.limits import CHANNEL_OPTIONS, PROTOCOL_VERSION
+from shardam_proto.registry import ShardEntry
+from shardam_proto.v1 import common_pb2, shard_pb2, shard_pb2_grpc, table_pb2, table_pb2_grpc
+from shardam_server.shard.identity import ShardIdentity
+
+PEER_TIMEOUT_S = 30.0
+"""Deadline of a call between shards; installing thousands of tables takes seconds."""
+
+
+class Peers:
+    """Speaks to other shards.
+
+    Args:
+        identity: who calls; its cluster's id is sent with every call.
+        token: the cluster's token, or None.
+    """
+
+    def __init__(self, identity: ShardIdentity, token: str | None) -> None:
+        self._identity = identity
+        self._metadata = token_metadata(token)
+
+    def _header(self, peer: ShardEntry) -> common_pb2.RequestHeader:
+        return common_pb2.RequestHeader(
+            protocol_version=PROTOCOL_VERSION,
+            cluster_id=self._identity.require_cluster().cluster_id,
+            incarnation=peer.incarnation,
+            budget_s=PEER_TIMEOUT_S,
+        )
+
+    async def install(self, peers: Iterable[ShardEntry], tables: Sequence[common_pb2.TableInfo]) -> None:
+        """Installs tables on every peer, all at once.
+
+        Raises:
+            ShardamError: a peer refused or did not answer; repeating the call is safe.
+        """
+        await asyncio.gather(*(self._install(peer, tables) for peer in peers))
+
+    async def _install(self, peer: ShardEntry, tables: Sequence[common_pb2.TableInfo]) -> None:
+        request = shard_pb2.InstallTablesRequest(header=self._header(peer), tables=tables)
+        async with grpc.aio.insecure_channel(peer.address, options=CHANNEL_OPTIONS) as channel:
+            stub: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(channel)
+            try:
+                await stub.InstallTables(request, timeout=PEER_TIMEOUT_S, metadata=self._metadata)
+            except grpc.RpcError as error:
+                raise translate(error, f"shard {peer.index} at {peer.address}") from error
+
+    async def table_steps(self, peer: ShardEntry) -> dict[int, int]:
+        """Returns a peer's table steps by table id.
+
+        Raises:
+            ShardamError: the peer refused or did not answer.
+        """
+        steps: dict[int, int] = {}
+        after = ""
+        async with grpc.aio.insecure_channel(peer.address, options=CHANNEL_OPTIONS) as channel:
+            stub: table_pb2_grpc.TableServiceAsyncStub = table_pb2_grpc.TableServiceStub(channel)
+            while True:
+                request = table_pb2.ListTablesRequest(header=self._header(peer), after_name=after)
+                try:
+                    page = await stub.ListTables(request, timeout=PEER_TIMEOUT_S, metadata=self._metadata)
+                except grpc.RpcError as error:
+                    raise translate(error, f"shard {peer.index} at {peer.address}") from error
+                steps.update({table.table_id: table.table_step for table in page.tables})
+                after = page.next_after_name
+                if not after:
+                    return steps

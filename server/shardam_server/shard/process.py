@@ -1,0 +1,207 @@
+"""The shard process: binds, joins the cluster, serves, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from shardam_proto.errors import ShardamError
+from shardam_proto.limits import SERVER_OPTIONS
+from shardam_proto.v1 import (
+    embedding_pb2,
+    embedding_pb2_grpc,
+    row_pb2,
+    row_pb2_grpc,
+    shard_pb2,
+    shard_pb2_grpc,
+    table_pb2,
+    table_pb2_grpc,
+)
+from shardam_server.bind import check_bind, check_port_free, join_address, port_refused, reachable_host
+from shardam_server.command_errors import CommandError
+from shardam_server.lifeline import watch_lifeline
+from shardam_server.logs import configure_logging
+from shardam_server.settings import ShardSettings
+from shardam_server.shard.context import ShardContext
+from shardam_server.shard.front import ShardFront
+from shardam_server.shard.home import Home
+from shardam_server.shard.http_listener import HttpListener
+from shardam_server.shard.identity import ShardIdentity
+from shardam_server.shard.membership import Membership
+from shardam_server.shard.metrics import ShardGauges, ShardMetrics
+from shardam_server.shard.peers import Peers
+from shardam_server.shard.registration import Registration
+from shardam_server.shard.sequencer import Sequencer
+from shardam_server.shard.services.embedding import EmbeddingServicer
+from shardam_server.shard.services.row import RowServicer
+from shardam_server.shard.services.shard import ShardServicer
+from shardam_server.shard.services.table import TableServicer
+from shardam_server.shard.state import ShardState
+
+logger = logging.getLogger(__name__)
+
+SERVICES = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (embedding_pb2, "EmbeddingService"),
+        (row_pb2, "RowService"),
+        (table_pb2, "TableService"),
+        (shard_pb2, "ShardService"),
+    )
+)
+"""Full names of the services a shard offers beside health and reflection."""
+
+EXIT_GRACE_S = 5.0
+"""After drain_s, the time left to give the name back and to end."""
+
+
+def run_shard(settings: ShardSettings) -> int:
+    """Runs a shard until it is told to stop; returns the process's exit status.
+
+    Raises:
+        CommandError: it cannot start, or another process has taken its place.
+    """
+    check_bind(settings.host, has_token=settings.token is not None, insecure=settings.insecure)
+    identity = ShardIdentity(settings.index)
+    configure_logging(settings, shard=settings.index, incarnation=identity.incarnation)
+    try:
+        return asyncio.run(ShardProcess(settings, identity).run())
+    except ShardamError as error:
+        raise CommandError(error.message) from error
+
+
+class ShardProcess:
+    """One shard from start to end.
+
+    Args:
+        settings: its settings.
+        identity: who it is.
+    """
+
+    def __init__(self, settings: ShardSettings, identity: ShardIdentity) -> None:
+        self._settings = settings
+        self._shard = ShardContext(
+            identity=identity,
+            state=ShardState(settings.max_rows),
+            sequencer=Sequencer(),
+            metrics=ShardMetrics(settings.cluster, settings.index),
+            num_threads=settings.threads,
+        )
+        self._shard.metrics.watch(self._gauges)
+        self._registration = Registration(settings.redis, settings.cluster, settings.redis_timeout_s)
+        self._membership = Membership(self._shard, settings, self._registration)
+        self._server = grpc.aio.server(
+            options=SERVER_OPTIONS, interceptors=[ShardFront(self._shard.metrics, settings.plain_token)]
+        )
+        self._health = health_aio.HealthServicer()
+        self._stop = asyncio.Event()
+        self._peers = Peers(identity, settings.plain_token)
+
+    async def run(self) -> int:
+        """Serves until SIGTERM, SIGINT, the end of the parent, or the loss of the name; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        watch_lifeline(lambda: _wake(loop, self._stop), grace_s=self._settings.drain_s + EXIT_GRACE_S)
+        with self._listening_http():
+            await self._bind()
+            stop = asyncio.create_task(self._stop.wait())
+            work = asyncio.create_task(self._work())
+            await asyncio.wait({stop, work}, return_when=asyncio.FIRST_COMPLETED)
+            await self._drain()
+            stop.cancel()
+            if not work.done():
+                work.cancel()
+                return 0
+            work.result()  # raises why the shard could not start
+            return 1
+
+    async def _work(self) -> None:
+        """Joins the cluster and serves; ends only when the shard cannot start or has lost its name."""
+        shard = self._shard
+        await self._membership.join()
+        renewal = asyncio.create_task(self._membership.renew_forever())
+        try:
+            await self._membership.finish(self._peers)
+            shard.serving = shard_pb2.SERVING_STATE_SERVING
+            await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+            lost = "; it starts empty, rows that an earlier process of this shard held are gone" if shard.lost_rows else ""
+            logger.info("serves at %s on device %s%s", shard.address, shard.device, lost)
+            await renewal
+        finally:
+            renewal.cancel()
+
+    async def _bind(self) -> None:
+        settings, shard = self._settings, self._shard
+        check_port_free(settings.host, settings.port, "--port")
+        try:
+            port = self._server.add_insecure_port(join_address(settings.host, settings.port))
+        except RuntimeError as error:
+            raise port_refused(settings.port, "--port") from error
+        shard.address = settings.advertise or join_address(reachable_host(settings.host), port)
+        home = Home(shard, self._registration, self._peers)
+        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(shard), self._server)
+        row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(shard), self._server)
+        table_pb2_grpc.add_TableServiceServicer_to_server(TableServicer(shard, home), self._server)
+        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(shard), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), self._server)
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+
+    @contextlib.contextmanager
+    def _listening_http(self) -> Iterator[None]:
+        settings = self._settings
+        check_port_free(settings.host, settings.http_port, "--http-port")
+        try:
+            http = HttpListener(self._shard, settings.host, settings.http_port, settings.plain_token)
+        except OSError as error:
+            raise port_refused(settings.http_port, "--http-port", error) from error
+        self._shard.http_address = join_address(reachable_host(settings.host), http.port)
+        http.start()
+        try:
+            yield
+        finally:
+            http.close()
+
+    async def _drain(self) -> None:
+        """Refuses new calls, finishes accepted ones, gives the name back."""
+        shard = self._shard
+        joined = shard.identity.cluster is not None
+        shard.serving = shard_pb2.SERVING_STATE_DRAINING
+        logger.info("drains: no new calls, %d changes to finish", shard.sequencer.queue_depth)
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        if joined:
+            await self._membership.withdraw()
+        await self._server.stop(self._settings.drain_s)
+        await asyncio.to_thread(shard.sequencer.close)
+        if joined:
+            await self._membership.leave()
+        self._registration.close()
+        logger.info("stopped")
+
+    async def _set_health(self, status: int) -> None:
+        for service in ("", *SERVICES):
+            await self._health.set(service, status)
+
+    def _gauges(self) -> ShardGauges:
+        tables = self._shard.state.tables()
+        return ShardGauges(
+            {table.spec.name: (table.num_rows, table.step) for table in tables},
+            queue_depth=self._shard.sequencer.queue_depth,
+            record_bytes=sum(table.storage.record_bytes for table in tables),
+            index_bytes=sum(table.storage.index_bytes for table in tables),
+        )
+
+
+def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Sets an event of a loop from another thread."""
+    loop.call_soon_threadsafe(event.set)

@@ -1,0 +1,143 @@
+"""Bytes of data messages to arrays and back; every length is checked before anything is used."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from shardam_kernels.factors import AdamOptions
+from shardam_proto.errors import BadOption, WrongShape
+from shardam_proto.routing import RouteMap
+from shardam_proto.v1 import common_pb2
+from shardam_server.shard.identity import ShardIdentity
+from shardam_server.shard.state import ShardState
+from shardam_server.shard.table import Float32s, Int64s, Table
+
+ID_BYTES = 8
+FLOAT_BYTES = 4
+
+
+def decode_ids(data: bytes) -> Int64s:
+    """Reads little-endian int64 ids.
+
+    Raises:
+        WrongShape: the length is no multiple of 8 bytes.
+    """
+    if len(data) % ID_BYTES:
+        raise WrongShape(f"row_ids has {len(data)} bytes, which is no multiple of {ID_BYTES}")
+    return np.frombuffer(data, dtype="<i8").astype(np.int64, copy=False)
+
+
+def decode_rows(data: bytes, num_rows: int, dim: int, what: str) -> Float32s:
+    """Reads little-endian float32 rows.
+
+    Raises:
+        WrongShape: the length is not that of [num_rows, dim].
+    """
+    if len(data) != num_rows * dim * FLOAT_BYTES:
+        raise WrongShape(f"{what} has {len(data)} bytes; {num_rows} rows of dim {dim} have {num_rows * dim * FLOAT_BYTES}")
+    return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False).reshape(num_rows, dim)
+
+
+def encode(array: npt.NDArray[np.generic]) -> bytes:
+    """Writes an array little-endian, row-major."""
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def decode_options(message: common_pb2.AdamOptions) -> AdamOptions:
+    """Converts hyper-parameters; ranges are checked when factors are computed."""
+    return AdamOptions(
+        lr=message.lr,
+        betas=(message.beta1, message.beta2),
+        eps=message.eps,
+        weight_decay=message.weight_decay,
+        decoupled_weight_decay=message.decoupled_weight_decay,
+        maximize=message.maximize,
+    )
+
+
+def encode_options(options: AdamOptions) -> common_pb2.AdamOptions:
+    """Converts hyper-parameters, without a loss scale."""
+    return common_pb2.AdamOptions(
+        lr=options.lr,
+        beta1=options.betas[0],
+        beta2=options.betas[1],
+        eps=options.eps,
+        weight_decay=options.weight_decay,
+        decoupled_weight_decay=options.decoupled_weight_decay,
+        maximize=options.maximize,
+        grad_scale=1.0,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodedSection:
+    """A section with its table and ids.
+
+    Attributes:
+        table: the table.
+        row_ids: int64 [N].
+        message: the section as sent.
+    """
+
+    table: Table
+    row_ids: Int64s
+    message: common_pb2.Section
+
+
+def decode_sections(state: ShardState, sections: Sequence[common_pb2.Section], data: bytes) -> list[DecodedSection]:
+    """Splits a message's ids among its sections.
+
+    Raises:
+        UnknownTable: a section names no table of this shard.
+        BadOption: a section's dtype is not served.
+        WrongShape: the ids do not fit the sections.
+    """
+    row_ids = decode_ids(data)
+    total = sum(section.num_rows for section in sections)
+    if total != row_ids.size:
+        raise WrongShape(f"the sections name {total} rows, row_ids holds {row_ids.size}")
+    decoded, start = [], 0
+    for section in sections:
+        table = state.table(section.table_id)
+        if section.dtype != common_pb2.DTYPE_FLOAT32:
+            raise BadOption(
+                f"table {table.spec.name!r}: rows travel as float32 in this version, the section has dtype {section.dtype}"
+            )
+        decoded.append(DecodedSection(table, row_ids[start : start + section.num_rows], section))
+        start += section.num_rows
+    return decoded
+
+
+def split_rows(sections: Sequence[DecodedSection], data: bytes) -> Iterator[Float32s]:
+    """Splits a message's rows among its sections.
+
+    Raises:
+        WrongShape: the rows do not fit the sections.
+    """
+    expected = sum(section.row_ids.size * section.table.spec.dim for section in sections) * FLOAT_BYTES
+    if len(data) != expected:
+        shapes = ", ".join(
+            f"{section.table.spec.name!r} [{section.row_ids.size}, {section.table.spec.dim}]" for section in sections
+        )
+        raise WrongShape(f"rows has {len(data)} bytes; {expected} are needed for {shapes or 'no section'}")
+    values = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+    start = 0
+    for section in sections:
+        size = section.row_ids.size * section.table.spec.dim
+        yield values[start : start + size].reshape(section.row_ids.size, section.table.spec.dim)
+        start += size
+
+
+def check_owned(identity: ShardIdentity, table: Table, row_ids: Int64s) -> None:
+    """Refuses rows that belong to another shard; written here they would be lost to every reader.
+
+    Raises:
+        StaleState: STALE_ROUTE.
+    """
+    route_map: RouteMap = identity.require_route_map()
+    if route_map.num_shards > 1 and row_ids.size:
+        identity.check_owns(bool((route_map.shards_of(row_ids) != identity.index).any()), table.spec.name)

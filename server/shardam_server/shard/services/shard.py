@@ -1,0 +1,79 @@
+"""ShardService: status, metrics, and what home asks of the other shards."""
+
+from __future__ import annotations
+
+import socket
+import time
+from importlib.metadata import version
+
+import grpc.aio
+
+from shardam_proto.v1 import shard_pb2, shard_pb2_grpc
+from shardam_server.shard.context import ShardContext
+from shardam_server.shard.metrics import resident_bytes
+from shardam_server.shard.table import table_from_info
+
+
+class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
+    """One shard process. Answers while starting and draining, too.
+
+    Args:
+        shard: the shard.
+    """
+
+    def __init__(self, shard: ShardContext) -> None:
+        self._shard = shard
+
+    async def GetStatus(  # noqa: N802 - the service's name
+        self,
+        request: shard_pb2.GetStatusRequest,
+        context: grpc.aio.ServicerContext[shard_pb2.GetStatusRequest, shard_pb2.GetStatusResponse],
+    ) -> shard_pb2.GetStatusResponse:
+        """Describes the process and its state."""
+        shard = self._shard
+        shard.identity.check(request.header)
+        tables = shard.state.tables()
+        return shard_pb2.GetStatusResponse(
+            header=shard.header(request.header),
+            version=version("shardam"),
+            state=shard.serving,
+            waiting_for=shard.waiting_for,
+            address=shard.address,
+            http_address=shard.http_address,
+            device=shard.device,
+            pid=shard.pid,
+            host_name=socket.gethostname(),
+            uptime_s=time.monotonic() - shard.started,
+            num_tables=len(tables),
+            num_rows=sum(table.num_rows for table in tables),
+            max_rows=shard.state.max_rows,
+            record_bytes=sum(table.storage.record_bytes for table in tables),
+            index_bytes=sum(table.storage.index_bytes for table in tables),
+            resident_bytes=resident_bytes(),
+            queue_depth=shard.sequencer.queue_depth,
+            num_clients=len(shard.state.clients),
+            lost_rows=shard.lost_rows,
+        )
+
+    async def InstallTables(  # noqa: N802 - the service's name
+        self,
+        request: shard_pb2.InstallTablesRequest,
+        context: grpc.aio.ServicerContext[shard_pb2.InstallTablesRequest, shard_pb2.InstallTablesResponse],
+    ) -> shard_pb2.InstallTablesResponse:
+        """Installs tables that home created; also while this shard still waits for the others."""
+        shard = self._shard
+        shard.identity.require_cluster()
+        shard.identity.check(request.header)
+        tables = [table_from_info(info, shard.num_threads) for info in request.tables]
+        await shard.sequencer.change(lambda: shard.state.install(tables))
+        return shard_pb2.InstallTablesResponse(header=shard.header(request.header))
+
+    async def GetMetrics(  # noqa: N802 - the service's name
+        self,
+        request: shard_pb2.GetMetricsRequest,
+        context: grpc.aio.ServicerContext[shard_pb2.GetMetricsRequest, shard_pb2.GetMetricsResponse],
+    ) -> shard_pb2.GetMetricsResponse:
+        """Returns the shard's metrics as text."""
+        self._shard.identity.check(request.header)
+        text = await self._shard.sequencer.read(self._shard.metrics.text)
+        return shard_pb2.GetMetricsResponse(header=self._shard.header(request.header), text=text)

@@ -1,0 +1,293 @@
+"""One table on one shard: what a change means for its rows, whatever device holds them.
+
+A change is checked and merged before the table's lock is taken, room is reserved under it, and applying cannot fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from shardam_kernels.factors import AdamOptions, Factors, OptionError, factors
+from shardam_proto.errors import BadOption, IdOutOfRange, NonFiniteGradient, NonFiniteState, WrongShape
+from shardam_proto.schema import TableSpec
+from shardam_proto.v1 import common_pb2
+from shardam_server.shard.locks import ReadWriteLock
+from shardam_server.shard.storage import RowStorage, make_storage
+
+Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
+
+MAX_IDS_IN_ERROR = 8
+"""Ids an error message lists at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientSection:
+    """One table's gradients of one push.
+
+    Attributes:
+        table: the table.
+        row_ids: int64 [N], duplicates allowed.
+        gradients: float32 [N, dim].
+        options: hyper-parameters.
+        grad_scale: loss scale of the gradients.
+    """
+
+    table: Table
+    row_ids: Int64s
+    gradients: Float32s
+    options: AdamOptions
+    grad_scale: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MergedUpdate:
+    """A checked section: one gradient per row, and the factors of the step it will be.
+
+    Attributes:
+        row_ids: int64 [U], distinct, without the padding row.
+        gradients: float32 [U, dim].
+        factors: factors of the step after the table's present one.
+        options: hyper-parameters, remembered for display.
+    """
+
+    row_ids: Int64s
+    gradients: Float32s
+    factors: Factors
+    options: AdamOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class RowWrite:
+    """Rows to be written.
+
+    Attributes:
+        row_ids: int64 [N], distinct.
+        weight: float32 [N, dim].
+        exp_avg: float32 [N, dim], or None: an old row keeps its own, a new one gets zero.
+        exp_avg_sq: as exp_avg.
+        if_absent: leave rows that exist as they are.
+    """
+
+    row_ids: Int64s
+    weight: Float32s
+    exp_avg: Float32s | None = None
+    exp_avg_sq: Float32s | None = None
+    if_absent: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class RowBatch:
+    """Rows as columns, all of one moment.
+
+    Attributes:
+        row_ids: int64 [N].
+        found: bool [N]; a row that does not exist has its initial weight and zeros.
+        weight: float32 [N, dim].
+        exp_avg: float32 [N, dim], or None if not asked for.
+        exp_avg_sq: float32 [N, dim], or None if not asked for.
+        step: int64 [N], the step in bias correction; zero where the row does not exist.
+        last_touched_step: int64 [N].
+        change_number: uint64 [N].
+    """
+
+    row_ids: Int64s
+    found: npt.NDArray[np.bool_]
+    weight: Float32s
+    exp_avg: Float32s | None
+    exp_avg_sq: Float32s | None
+    step: Int64s
+    last_touched_step: Int64s
+    change_number: npt.NDArray[np.uint64]
+
+
+class Table:
+    """A table's schema, step and rows.
+
+    Args:
+        spec: the schema.
+        table_id: random 63 bits.
+        table_seed: seed of the initial weights.
+        storage: holds the rows.
+        step: t, how often the optimizer has stepped.
+    """
+
+    def __init__(self, spec: TableSpec, *, table_id: int, table_seed: int, storage: RowStorage, step: int = 0) -> None:
+        self.spec = spec
+        self.table_id = table_id
+        self.table_seed = table_seed
+        self.storage = storage
+        self.step = step
+        self.lock = ReadWriteLock()
+        self.last_options: AdamOptions | None = None
+        self.saturated_values = 0
+        self.nonfinite_pushes = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that exist."""
+        return self.storage.num_rows
+
+    def schema_info(self) -> common_pb2.TableInfo:
+        """Describes the table as Redis keeps it: schema, id and seed."""
+        return common_pb2.TableInfo(spec=self.spec.to_proto(), table_id=self.table_id, table_seed=self.table_seed)
+
+    # -- checks; they raise and change nothing
+
+    def check_ids(self, row_ids: Int64s) -> None:
+        """Refuses ids outside a bounded table.
+
+        Raises:
+            IdOutOfRange: at least one id is negative or too large.
+        """
+        bound = self.spec.num_embeddings
+        if bound is None or row_ids.size == 0:
+            return
+        if row_ids.min() >= 0 and row_ids.max() < bound:
+            return
+        outside = row_ids[(row_ids < 0) | (row_ids >= bound)]
+        raise IdOutOfRange(
+            f"table {self.spec.name!r} has num_embeddings={bound}, so ids are 0 to {bound - 1}; got {_some(outside)}",
+            metadata={"table": self.spec.name, "row_ids": _some(outside), "num_embeddings": str(bound)},
+        )
+
+    def check_write(self, write: RowWrite) -> None:
+        """Refuses rows that may not be written.
+
+        Raises:
+            IdOutOfRange: as check_ids.
+            WrongShape: an id is named twice.
+            NonFiniteState: a value is not finite, or exp_avg_sq is negative.
+        """
+        self.check_ids(write.row_ids)
+        if np.unique(write.row_ids).size != write.row_ids.size:
+            raise WrongShape(f"table {self.spec.name!r}: a row is named twice in one assign; name each id once")
+        columns = {"weight": write.weight, "exp_avg": write.exp_avg, "exp_avg_sq": write.exp_avg_sq}
+        for name, values in columns.items():
+            if values is None:
+                continue
+            bad = ~np.isfinite(values).all(axis=1)
+            if name == "exp_avg_sq":
+                bad |= (values < 0).any(axis=1)
+            if bad.any():
+                rule = "finite and not negative" if name == "exp_avg_sq" else "finite"
+                raise NonFiniteState(
+                    f"table {self.spec.name!r}: {name} must be {rule}; it is not for ids {_some(write.row_ids[bad])}",
+                    metadata={"table": self.spec.name, "row_ids": _some(write.row_ids[bad]), "column": name},
+                )
+
+    def merge(self, section: GradientSection) -> MergedUpdate:
+        """Checks a section and sums its duplicates.
+
+        Raises:
+            IdOutOfRange: as check_ids.
+            BadOption: a hyper-parameter is out of range.
+            NonFiniteGradient: a merged, unscaled value is NaN or at least 2**64 in magnitude.
+        """
+        row_ids, gradients = section.row_ids, section.gradients
+        self.check_ids(row_ids)
+        try:
+            step_factors = factors(section.options, self.step + 1, grad_scale=section.grad_scale)
+        except OptionError as error:
+            raise BadOption(f"table {self.spec.name!r}: {error}", metadata={"table": self.spec.name}) from error
+        if self.spec.padding_idx is not None:
+            keep = row_ids != self.spec.padding_idx
+            if not keep.all():
+                row_ids, gradients = row_ids[keep], gradients[keep]
+        merged = self.storage.merge(row_ids, gradients, step_factors)
+        if merged.bad_rows.size:
+            bad_ids = merged.row_ids[merged.bad_rows]
+            self.nonfinite_pushes += 1
+            raise NonFiniteGradient(
+                f"table {self.spec.name!r}: the summed gradient of ids {_some(bad_ids)} is NaN, infinite or at least 2**64; "
+                "the push was refused and nothing changed",
+                metadata={"table": self.spec.name, "row_ids": _some(bad_ids)},
+            )
+        return MergedUpdate(merged.row_ids, merged.gradients, step_factors, section.options)
+
+    # -- changes; the caller holds the lock for writing and runs on the sequencer's thread
+
+    def count_new(self, row_ids: Int64s) -> int:
+        """Returns how many of these distinct ids have no row yet."""
+        return self.storage.count_new(row_ids)
+
+    def reserve(self, num_new: int) -> None:
+        """Makes room, so that applying cannot fail.
+
+        Raises:
+            OutOfMemory: the device has no room.
+        """
+        self.storage.reserve(num_new)
+
+    def apply(self, update: MergedUpdate, change_number: int) -> None:
+        """Applies one optimizer step."""
+        self.step += 1
+        self.saturated_values += self.storage.update(update.row_ids, update.gradients, update.factors)
+        self.storage.mark(update.row_ids, change_number=change_number, touched_step=self.step)
+        self.last_options = update.options
+
+    def assign(self, write: RowWrite, change_number: int) -> int:
+        """Writes rows and returns how many."""
+        if write.if_absent:
+            absent = self.storage.lookup(write.row_ids) < 0
+            write = RowWrite(
+                write.row_ids[absent],
+                write.weight[absent],
+                None if write.exp_avg is None else write.exp_avg[absent],
+                None if write.exp_avg_sq is None else write.exp_avg_sq[absent],
+            )
+        self.storage.write(write.row_ids, {"weight": write.weight, "exp_avg": write.exp_avg, "exp_avg_sq": write.exp_avg_sq})
+        self.storage.mark(write.row_ids, change_number=change_number, touched_step=None)
+        return write.row_ids.size
+
+    def delete(self, row_ids: Int64s) -> int:
+        """Deletes rows and returns how many existed. A deleted row that comes back starts anew."""
+        return self.storage.delete(row_ids)
+
+    # -- reads; the caller holds the lock for reading
+
+    def gather(self, row_ids: Int64s) -> Float32s:
+        """Returns weights, float32 [N, dim]; a row that does not exist has its initial weight and is not created."""
+        return self.storage.gather(row_ids)
+
+    def read(self, row_ids: Int64s, *, include_optimizer: bool) -> RowBatch:
+        """Returns rows in the order asked for."""
+        slots = self.storage.lookup(row_ids)
+        found = slots >= 0
+        touched, change_numbers = self.storage.marks(slots)
+        return RowBatch(
+            row_ids=row_ids,
+            found=found,
+            weight=self.storage.gather(row_ids),
+            exp_avg=self.storage.read("exp_avg", slots) if include_optimizer else None,
+            exp_avg_sq=self.storage.read("exp_avg_sq", slots) if include_optimizer else None,
+            step=np.where(found, np.int64(self.step), np.int64(0)),
+            last_touched_step=touched,
+            change_number=change_numbers,
+        )
+
+    def scan(self, from_key: int, max_rows: int, *, include_optimizer: bool) -> tuple[RowBatch, int | None]:
+        """Returns a page of existing rows in index order, and the key of the next page or None."""
+        row_ids, next_key = self.storage.scan(from_key, max_rows)
+        return self.read(row_ids, include_optimizer=include_optimizer), next_key
+
+
+def _some(row_ids: Int64s) -> str:
+    """Lists the first distinct ids for a message."""
+    distinct = list(dict.fromkeys(int(row_id) for row_id in row_ids[: 64 * MAX_IDS_IN_ERROR]))
+    text = ", ".join(str(row_id) for row_id in distinct[:MAX_IDS_IN_ERROR])
+    return text if len(distinct) <= MAX_IDS_IN_ERROR else f"{text}, ..."
+
+
+def table_from_info(info: common_pb2.TableInfo, num_threads: int) -> Table:
+    """Makes an empty table of this shard from its description.
+
+    Raises:
+        BadOption: the schema is malformed.
+    """
+    spec = TableSpec.from_proto(info.spec)
+    storage = make_storage(spec, info.table_seed, num_threads)
+    return Table(spec, table_id=info.table_id, table_seed=info.table_seed, storage=storage, step=info.table_step)

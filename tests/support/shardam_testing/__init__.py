@@ -1,0 +1,1 @@
+"""What several test stages share: real processes, a raw gRPC client, waiting with a deadline."""
