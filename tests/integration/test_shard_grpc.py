@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from shardam_testing.processes import Shards, running_shards
+from shardam_testing.raw_client import OPTIONS, RawClient, id_bytes, raw_client
 
 from shardam_proto.channels import open_channel
 from shardam_proto.errors import ShardamError
 from shardam_proto.schema import Constant, TableSpec
 from shardam_proto.v1 import common_pb2, embedding_pb2, row_pb2, table_pb2
-from shardam_testing.processes import Shards, running_shards
-from shardam_testing.raw_client import OPTIONS, RawClient, id_bytes, raw_client
 
 NAMES = (f"t{number}" for number in range(1000))
 
@@ -39,7 +39,7 @@ def table(client: RawClient) -> common_pb2.TableInfo:
     return client.create(TableSpec(next(NAMES), 2, init=Constant(0.5)))[0]
 
 
-def reason_of(action) -> str:  # type: ignore[no-untyped-def]  # any call
+def reason_of(action: Callable[[], object]) -> str:
     with pytest.raises(ShardamError) as error:
         action()
     return error.value.reason
@@ -68,7 +68,7 @@ def test_numbers_that_do_not_follow_are_refused_with_their_reason(client: RawCli
 def test_a_refused_push_changes_nothing_and_its_number_stays_open(client: RawClient, table: common_pb2.TableInfo) -> None:
     client.push(1, table, [1, 2], [[1, 1], [2, 2]])
     before = client.read(table, [1, 2])
-    assert reason_of(lambda: client.push(2, table, [1, 2], [[1, 1], [float("nan"), 1]])) == "NON_FINITE_GRADIENT"
+    assert reason_of(lambda: client.push(2, table, [1, 2], np.array([[1, 1], [np.nan, 1]]))) == "NON_FINITE_GRADIENT"
     after = client.read(table, [1, 2])
     assert (after.rows, after.table_step) == (before.rows, before.table_step)
     client.push(2, table, [1, 2], [[1, 1], [1, 1]])
@@ -136,9 +136,7 @@ def test_a_malformed_push_is_refused_whole(
 
 def test_a_push_of_two_tables_is_refused_whole_when_one_part_is_bad(client: RawClient) -> None:
     good, bad = client.create(TableSpec(next(NAMES), 1), TableSpec(next(NAMES), 1, num_embeddings=3))
-    sections = [
-        common_pb2.Section(table_id=info.table_id, num_rows=1, dtype=common_pb2.DTYPE_FLOAT32) for info in (good, bad)
-    ]
+    sections = [common_pb2.Section(table_id=info.table_id, num_rows=1, dtype=common_pb2.DTYPE_FLOAT32) for info in (good, bad)]
     request = embedding_pb2.PushRequest(
         header=client.header(1),
         options=[OPTIONS],
@@ -183,7 +181,10 @@ def test_creating_a_table_again_is_a_no_op_and_another_schema_is_refused(client:
     with pytest.raises(ShardamError, match=r"dim=8.*dim=16") as error:
         client.create(TableSpec(next(NAMES), 4), TableSpec(spec.name, 16))
     assert error.value.reason == "SCHEMA_MISMATCH"
-    names = {table.spec.name for table in client.call(client.table.ListTables, table_pb2.ListTablesRequest(header=client.header())).tables}
+    names = {
+        table.spec.name
+        for table in client.call(client.table.ListTables, table_pb2.ListTablesRequest(header=client.header())).tables
+    }
     assert f"t{next(NAMES)[1:]}" not in names
 
 
@@ -208,7 +209,8 @@ def test_a_deleted_row_comes_back_with_its_initial_weight_and_zero_moments(
 ) -> None:
     client.push(1, table, [8], [[1, 1]])
     deleted = client.call(
-        client.row.DeleteRows, row_pb2.DeleteRowsRequest(header=client.header(2), table_id=table.table_id, row_ids=id_bytes([8, 9]))
+        client.row.DeleteRows,
+        row_pb2.DeleteRowsRequest(header=client.header(2), table_id=table.table_id, row_ids=id_bytes([8, 9])),
     )
     assert deleted.num_deleted == 1
     gone = client.read(table, [8])
@@ -259,11 +261,11 @@ def test_a_scan_meets_every_row_once_in_pages(client: RawClient, table: common_p
 def test_health_and_reflection_answer_by_the_standard_services(client: RawClient) -> None:
     health = health_pb2_grpc.HealthStub(client.channel)
     for service in ("", "shardam.v1.EmbeddingService"):
-        answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+        answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)  # type: ignore[attr-defined]  # not in the stubs
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     stub = reflection_pb2_grpc.ServerReflectionStub(client.channel)
     request = reflection_pb2.ServerReflectionRequest(list_services="")
-    answer = next(iter(stub.ServerReflectionInfo(iter([request]), timeout=10)))
+    answer = next(iter(stub.ServerReflectionInfo(iter([request]), timeout=10)))  # type: ignore[operator]  # not in the stubs
     assert "shardam.v1.RowService" in {service.name for service in answer.list_services_response.service}
 
 
@@ -274,12 +276,13 @@ def test_with_a_token_every_call_but_health_needs_it(tmp_path: Path) -> None:
             with raw_client(view, token=wrong) as stranger:
                 assert reason_of(stranger.open) == "BAD_TOKEN"
                 assert reason_of(stranger.status) == "BAD_TOKEN"
+        list_services = reflection_pb2.ServerReflectionRequest(list_services="")
         with open_channel(view.shards[0].address) as channel:
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
             with pytest.raises(grpc.RpcError) as error:
-                next(iter(stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=10)))
+                next(iter(stub.ServerReflectionInfo(iter([list_services]), timeout=10)))  # type: ignore[operator]  # not in the stubs
             assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)  # type: ignore[attr-defined]  # not in the stubs
         with raw_client(view, token="s3cret") as friend:
             friend.open()
             assert friend.status().num_clients == 1

@@ -73,13 +73,17 @@ def run_shard(settings: ShardSettings) -> int:
     identity = ShardIdentity(settings.index)
     configure_logging(settings, shard=settings.index, incarnation=identity.incarnation)
     try:
-        return asyncio.run(ShardProcess(settings, identity).run())
+        return asyncio.run(_run(settings, identity))
     except ShardamError as error:
         raise CommandError(error.message) from error
 
 
+async def _run(settings: ShardSettings, identity: ShardIdentity) -> int:
+    return await ShardProcess(settings, identity).run()
+
+
 class ShardProcess:
-    """One shard from start to end.
+    """One shard from start to end; made on the event loop that it runs on.
 
     Args:
         settings: its settings.

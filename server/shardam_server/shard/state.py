@@ -97,9 +97,10 @@ class ShardState:
         updates = [section.table.merge(section) for section in sections]
         tables = [section.table for section in sections]
         with self._write_locks(tables):
-            self._check_room((table, table.count_new(update.row_ids)) for table, update in zip(tables, updates, strict=True))
-            for table, update in zip(tables, updates, strict=True):
-                table.reserve(table.count_new(update.row_ids))
+            new_rows = [(table, table.count_new(update.row_ids)) for table, update in zip(tables, updates, strict=True)]
+            self._check_room(new_rows)
+            for table, num_new in new_rows:
+                table.reserve(num_new)
             self.change_number += 1
             for table, update in zip(tables, updates, strict=True):
                 table.apply(update, self.change_number)
@@ -134,13 +135,10 @@ class ShardState:
             self.change_number += 1
             return Outcome(num_rows=table.delete(row_ids))
 
-    def _check_room(self, new_rows: Iterable[tuple[Table, int]]) -> None:
-        total = self.num_rows
+    def _check_room(self, new_rows: Sequence[tuple[Table, int]]) -> None:
         for table, num_new in new_rows:
-            if num_new == 0:
-                continue
             limit = table.spec.max_rows_per_shard
-            if limit and table.num_rows + num_new > limit:
+            if limit and num_new and table.num_rows + num_new > limit:
                 raise RowLimit(
                     f"table {table.spec.name!r} holds {table.num_rows} rows here and may hold {limit}; the change would add "
                     f"{num_new}. Delete rows, or create the table with a larger max_rows_per_shard",
@@ -151,13 +149,13 @@ class ShardState:
                         "new_rows": str(num_new),
                     },
                 )
-            total += num_new
-            if self.max_rows and total > self.max_rows:
-                raise RowLimit(
-                    f"this shard holds {self.num_rows} rows and may hold {self.max_rows}; the change would make it {total}. "
-                    "Delete rows, add shards, or start shards with a larger --max-rows",
-                    metadata={"table": table.spec.name, "limit": str(self.max_rows), "rows": str(self.num_rows)},
-                )
+        total_new = sum(num_new for _, num_new in new_rows)
+        if self.max_rows and total_new and self.num_rows + total_new > self.max_rows:
+            raise RowLimit(
+                f"this shard holds {self.num_rows} rows and may hold {self.max_rows}; the change would add {total_new}. "
+                "Delete rows, add shards, or start shards with a larger --max-rows",
+                metadata={"limit": str(self.max_rows), "rows": str(self.num_rows), "new_rows": str(total_new)},
+            )
 
     @contextlib.contextmanager
     def _write_locks(self, tables: Sequence[Table]) -> Iterator[None]:

@@ -12,12 +12,21 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from shardam_proto.channels import call, open_channel
+from shardam_proto.channels import Request, Response, UnaryCall, call, open_channel
 from shardam_proto.limits import PROTOCOL_VERSION
 from shardam_proto.registry import ClusterView, ShardEntry
 from shardam_proto.schema import TableSpec
-from shardam_proto.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc, row_pb2, row_pb2_grpc, shard_pb2, shard_pb2_grpc
-from shardam_proto.v1 import table_pb2, table_pb2_grpc
+from shardam_proto.v1 import (
+    common_pb2,
+    embedding_pb2,
+    embedding_pb2_grpc,
+    row_pb2,
+    row_pb2_grpc,
+    shard_pb2,
+    shard_pb2_grpc,
+    table_pb2,
+    table_pb2_grpc,
+)
 
 OPTIONS = common_pb2.AdamOptions(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-8, grad_scale=1.0)
 
@@ -44,8 +53,8 @@ class RawClient:
         self.table = table_pb2_grpc.TableServiceStub(self.channel)
         self.shard = shard_pb2_grpc.ShardServiceStub(self.channel)
 
-    def header(self, number: int = 0, **changes: object) -> common_pb2.RequestHeader:
-        fields: dict[str, object] = {
+    def header(self, number: int = 0, **changes: bytes | int | str) -> common_pb2.RequestHeader:
+        fields: dict[str, bytes | int | str | float] = {
             "protocol_version": PROTOCOL_VERSION,
             "cluster_id": self.cluster_id,
             "epoch": self.epoch,
@@ -58,12 +67,12 @@ class RawClient:
         }
         return common_pb2.RequestHeader(**fields)  # type: ignore[arg-type]  # names are checked at run time
 
-    def call(self, method, request):  # type: ignore[no-untyped-def]  # any stub method
+    def call(self, method: UnaryCall[Request, Response], request: Request) -> Response:
         return call(method, request, timeout_s=10.0, token=self.token, peer="shard")
 
-    def open(self, **changes: object) -> embedding_pb2.OpenResponse:
+    def open(self, **changes: bytes | int | str) -> embedding_pb2.OpenResponse:
         request = embedding_pb2.OpenRequest(
-            header=self.header(**changes), min_protocol_version=PROTOCOL_VERSION, max_protocol_version=PROTOCOL_VERSION
+            header=self.header(0, **changes), min_protocol_version=PROTOCOL_VERSION, max_protocol_version=PROTOCOL_VERSION
         )
         response: embedding_pb2.OpenResponse = self.call(self.embedding.Open, request)
         return response
@@ -73,7 +82,12 @@ class RawClient:
         return list(self.call(self.table.CreateTables, request).tables)
 
     def push_request(
-        self, number: int, table: common_pb2.TableInfo, row_ids: Sequence[int], gradients: npt.ArrayLike, **changes: object
+        self,
+        number: int,
+        table: common_pb2.TableInfo,
+        row_ids: Sequence[int],
+        gradients: npt.ArrayLike,
+        **changes: bytes | int | str,
     ) -> embedding_pb2.PushRequest:
         section = common_pb2.Section(table_id=table.table_id, num_rows=len(row_ids), dtype=common_pb2.DTYPE_FLOAT32)
         return embedding_pb2.PushRequest(
@@ -85,7 +99,12 @@ class RawClient:
         )
 
     def push(
-        self, number: int, table: common_pb2.TableInfo, row_ids: Sequence[int], gradients: npt.ArrayLike, **changes: object
+        self,
+        number: int,
+        table: common_pb2.TableInfo,
+        row_ids: Sequence[int],
+        gradients: npt.ArrayLike,
+        **changes: bytes | int | str,
     ) -> embedding_pb2.PushResponse:
         request = self.push_request(number, table, row_ids, gradients, **changes)
         response: embedding_pb2.PushResponse = self.call(self.embedding.Push, request)
