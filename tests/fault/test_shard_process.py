@@ -52,12 +52,12 @@ def test_sigterm_finishes_accepted_pushes_releases_the_name_and_exits_0(tmp_path
 def test_while_it_drains_health_says_not_serving_and_new_calls_are_refused(tmp_path: Path) -> None:
     with running_shards(tmp_path) as shards, raw_client(shards.view()) as client:
         client.open()
-        seen = []
+        seen: list[int] = []
 
         def watch() -> None:
             stub = health_pb2_grpc.HealthStub(client.channel)
-            for answer in stub.Watch(health_pb2.HealthCheckRequest(), timeout=30):  # type: ignore[attr-defined]  # not in the stubs
-                seen.append(answer.status)
+            answers = stub.Watch(health_pb2.HealthCheckRequest(), timeout=30)  # type: ignore[attr-defined]  # not in the stubs
+            seen.extend(answer.status for answer in answers)
 
         watcher = threading.Thread(target=lambda: _until_error(watch))
         watcher.start()
@@ -74,6 +74,7 @@ def test_a_killed_shard_that_returns_is_a_new_incarnation_with_the_table_steps_o
         view = shards.view()
         with raw_client(view, 0) as home, raw_client(view, 1) as other:
             table = home.create(TableSpec("t", 2))[0]
+            assert not other.status().lost_rows
             own = _owned_by(view, 1, 3)
             for client, row_ids in ((home, []), (other, own)):
                 client.open()

@@ -57,10 +57,10 @@ class Membership:
         self._check_settings(entry)
         self._shard.identity.cluster = entry
         await self._take_name()
-        before = await self._wait(
-            "Redis", lambda: self._registration.swap_lineage(self._shard.identity.index, self._shard.identity.lineage)
+        identity = self._shard.identity
+        self._shard.lost_rows = await self._wait(
+            "Redis", lambda: self._registration.record_lineage(identity.index, identity.lineage)
         )
-        self._shard.lost_rows = before is not None
         infos = await self._wait("Redis", self._registration.load_tables)
         tables = [table_from_info(info, self._shard.num_threads) for info in infos]
         await self._shard.sequencer.change(lambda: self._shard.state.install(tables))

@@ -121,11 +121,11 @@ class Registration:
         with self._reaching():
             self._redis.eval(_RELEASE, 1, self.keys.shard(index), _incarnation_text(incarnation))
 
-    def swap_lineage(self, index: int, lineage: int) -> int | None:
-        """Records the lineage that the shard serves now, and returns the one before, if any."""
+    def record_lineage(self, index: int, lineage: int) -> bool:
+        """Records the lineage that the shard serves now; returns whether it served another one before."""
         with self._reaching():
             before = cast("bytes | None", self._redis.getset(self.keys.lineage(index), str(lineage)))
-        return None if before is None else int(before)
+        return before is not None and int(before) != lineage
 
     def publish_tables(self, tables: Sequence[common_pb2.TableInfo]) -> list[common_pb2.TableInfo]:
         """Writes schemas that are absent, and returns the entry that is there for each name, in order."""
