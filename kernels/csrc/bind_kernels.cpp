@@ -1,0 +1,157 @@
+// Python functions for the kernels. shardam_kernels/native.py is their typed front and documents them.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "adam.h"
+#include "arrays.h"
+#include "bindings.h"
+#include "initial.h"
+#include "merge.h"
+#include "rows.h"
+#include "slots.h"
+
+namespace shardam {
+namespace {
+
+std::int64_t length(const Ids& ids) { return static_cast<std::int64_t>(ids.size()); }
+
+// A folded initializer; holds the arrays that InitialRows points to.
+struct InitialRowsHolder {
+  Array1<const float> a;
+  Array1<const float> b;
+  InitialRows rows;
+};
+
+void create_initial_rows(InitialRowsHolder* self, const std::string& kind, Array1<const float> a, Array1<const float> b,
+                         std::uint64_t table_seed, std::optional<std::int64_t> padding_idx) {
+  InitKind known;
+  if (kind == "constant") {
+    known = InitKind::kConstant;
+  } else if (kind == "uniform") {
+    known = InitKind::kUniform;
+  } else if (kind == "normal") {
+    known = InitKind::kNormal;
+  } else {
+    throw std::invalid_argument("unknown kind of initializer '" + kind + "'; use constant, uniform or normal");
+  }
+  const std::size_t expected = known == InitKind::kNormal ? 4096 : 1;
+  require_equal("a", a.size(), "its kind", expected);
+  require_equal("b", b.size(), "its kind", expected);
+  const InitialRows rows{known, a.data(), b.data(), table_seed, padding_idx};
+  new (self) InitialRowsHolder{std::move(a), std::move(b), rows};
+}
+
+std::tuple<OutIds, OutRows2, OutIds> merge_gradients(Ids row_ids, Rows2 gradients, float unscale, float divisor,
+                                                     int num_threads) {
+  require_equal("gradients", gradients.shape(0), "row_ids", row_ids.size());
+  if (row_ids.size() > std::size_t{std::numeric_limits<std::int32_t>::max()}) {
+    throw std::invalid_argument("a step names at most 2^31 - 1 ids, got " + std::to_string(row_ids.size()));
+  }
+  require_threads(num_threads);
+  const auto dim = static_cast<std::int64_t>(gradients.shape(1));
+  Groups groups;
+  std::unique_ptr<float[]> merged;
+  std::vector<std::int64_t> bad_rows;
+  {
+    nb::gil_scoped_release release;
+    groups = group_ids(row_ids.data(), length(row_ids));
+    merged.reset(new float[groups.row_ids.size() * static_cast<std::size_t>(dim)]);
+    bad_rows = merge({groups, gradients.data(), dim, unscale, divisor, merged.get()}, num_threads);
+  }
+  nb::capsule owner(merged.get(), [](void* pointer) noexcept { delete[] static_cast<float*>(pointer); });
+  OutRows2 sums(merged.release(), {groups.row_ids.size(), static_cast<std::size_t>(dim)}, owner);
+  return {to_array(std::move(groups.row_ids)), sums, to_array(std::move(bad_rows))};
+}
+
+void initialize(const Arena& arena, const RecordLayout& layout, Ids slots, Ids row_ids, const InitialRowsHolder& initial) {
+  require_equal("row_ids", row_ids.size(), "slots", slots.size());
+  nb::gil_scoped_release release;
+  arena.check(slots.data(), length(slots), 0);
+  initialize_rows(arena, layout, initial.rows, slots.data(), row_ids.data(), length(slots));
+}
+
+void gather(const Arena& arena, const RecordLayout& layout, Ids slots, Ids row_ids, const InitialRowsHolder& initial,
+            OutRows2 out, int num_threads) {
+  require_equal("row_ids", row_ids.size(), "slots", slots.size());
+  require_equal("out", out.shape(0), "slots", slots.size());
+  require_dim("out", out.shape(1), layout.dim);
+  require_threads(num_threads);
+  nb::gil_scoped_release release;
+  arena.check(slots.data(), length(slots), kNoSlot);
+  gather_weights({arena, layout, initial.rows, slots.data(), row_ids.data(), length(slots), out.data()}, num_threads);
+}
+
+std::int64_t update(const Arena& arena, const RecordLayout& layout, Ids slots, Rows2 gradients, const AdamFactors& factors,
+                    Array1<const float> step_factors, int num_threads) {
+  require_equal("gradients", gradients.shape(0), "slots", slots.size());
+  require_dim("gradients", gradients.shape(1), layout.dim);
+  require_equal("step_factors", step_factors.size(), "slots", slots.size());
+  require_threads(num_threads);
+  nb::gil_scoped_release release;
+  arena.check(slots.data(), length(slots), 0);
+  return adam_update({arena, layout, factors, slots.data(), gradients.data(), step_factors.data(), length(slots)}, num_threads);
+}
+
+void check_place(const Arena& arena, std::int64_t dim, std::int64_t offset_bytes) {
+  if (dim < 1 || offset_bytes < 0 || offset_bytes + dim * std::int64_t{sizeof(float)} > arena.stride_bytes()) {
+    throw std::invalid_argument("a component of dim " + std::to_string(dim) + " at byte " + std::to_string(offset_bytes) +
+                                " does not fit a record of " + std::to_string(arena.stride_bytes()) + " bytes");
+  }
+}
+
+void read(const Arena& arena, std::int64_t dim, std::int64_t offset_bytes, Ids slots, OutRows2 out) {
+  check_place(arena, dim, offset_bytes);
+  require_equal("out", out.shape(0), "slots", slots.size());
+  require_dim("out", out.shape(1), dim);
+  nb::gil_scoped_release release;
+  arena.check(slots.data(), length(slots), kNoSlot);
+  read_component(arena, {dim, offset_bytes}, slots.data(), length(slots), out.data());
+}
+
+void write(const Arena& arena, std::int64_t dim, std::int64_t offset_bytes, Ids slots, Rows2 values) {
+  check_place(arena, dim, offset_bytes);
+  require_equal("values", values.shape(0), "slots", slots.size());
+  require_dim("values", values.shape(1), dim);
+  nb::gil_scoped_release release;
+  arena.check(slots.data(), length(slots), 0);
+  write_component(arena, {dim, offset_bytes}, slots.data(), length(slots), values.data());
+}
+
+void bind_values(nb::module_& module) {
+  nb::class_<RecordLayout>(module, "RecordLayout", "Where a float32 record has its components: dim, and offsets in bytes.")
+      .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t>(), nb::arg("dim"), nb::arg("weight"),
+           nb::arg("exp_avg"), nb::arg("exp_avg_sq"));
+  nb::class_<AdamFactors>(module, "AdamFactors", "The factors of one step that all its rows share.")
+      .def(nb::init<float, float, float, float, float, bool, bool>(), nb::arg("c1"), nb::arg("c2"), nb::arg("d"), nb::arg("eps"),
+           nb::arg("weight_decay"), nb::arg("maximize"), nb::arg("decoupled"));
+  nb::class_<InitialRowsHolder>(module, "InitialRows", "A folded initializer with a table's seed and padding row.")
+      .def("__init__", &create_initial_rows, nb::arg("kind"), exact("a"), exact("b"), nb::arg("table_seed"),
+           nb::arg("padding_idx").none());
+}
+
+}  // namespace
+
+void bind_kernels(nb::module_& module) {
+  bind_values(module);
+  module.def("merge_gradients", &merge_gradients, exact("row_ids"), exact("gradients"), nb::arg("unscale"), nb::arg("divisor"),
+             nb::arg("num_threads"), "Returns (row_ids, gradients, bad_rows), merged by id.");
+  module.def("initialize", &initialize, nb::arg("arena"), nb::arg("layout"), exact("slots"), exact("row_ids"),
+             nb::arg("initial"), "Writes new records.");
+  module.def("gather_weights", &gather, nb::arg("arena"), nb::arg("layout"), exact("slots"), exact("row_ids"),
+             nb::arg("initial"), exact("out"), nb::arg("num_threads"), "Writes the weights of rows, existing or not.");
+  module.def("adam_update", &update, nb::arg("arena"), nb::arg("layout"), exact("slots"), exact("gradients"),
+             nb::arg("factors"), exact("step_factors"), nb::arg("num_threads"), "Applies one step; returns saturated weights.");
+  module.def("read_component", &read, nb::arg("arena"), nb::arg("dim"), nb::arg("offset_bytes"), exact("slots"), exact("out"),
+             "Writes one component of rows to out, zeros where a slot is -1.");
+  module.def("write_component", &write, nb::arg("arena"), nb::arg("dim"), nb::arg("offset_bytes"), exact("slots"),
+             exact("values"), "Writes values to one component of rows.");
+}
+
+}  // namespace shardam

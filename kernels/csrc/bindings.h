@@ -1,0 +1,11 @@
+// The parts of the Python module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace shardam {
+
+void bind_indexes(nanobind::module_& module);
+void bind_kernels(nanobind::module_& module);
+
+}  // namespace shardam

@@ -1,0 +1,39 @@
+// Reading and writing records: new rows, weights of rows that may not exist, single components.
+#pragma once
+
+#include <cstdint>
+
+#include "adam.h"
+#include "arena.h"
+#include "initial.h"
+
+namespace shardam {
+
+// Writes whole records: the initial weight, and zero everywhere else.
+void initialize_rows(const Arena& arena, const RecordLayout& layout, const InitialRows& initial, const std::int64_t* slots,
+                     const std::int64_t* row_ids, std::int64_t count);
+
+struct GatherJob {
+  const Arena& arena;
+  RecordLayout layout;
+  const InitialRows& initial;
+  const std::int64_t* slots;    // [count], kNoSlot for a row that does not exist
+  const std::int64_t* row_ids;  // [count]
+  std::int64_t count;
+  float* out;  // [count, dim]
+};
+
+void gather_weights(const GatherJob& job, int num_threads);
+
+// A component of a record: where it starts, and how many float32 it has.
+struct ComponentPlace {
+  std::int64_t dim;
+  std::int64_t offset_bytes;
+};
+
+// Zeros where a slot is kNoSlot.
+void read_component(const Arena& arena, ComponentPlace place, const std::int64_t* slots, std::int64_t count, float* out);
+void write_component(const Arena& arena, ComponentPlace place, const std::int64_t* slots, std::int64_t count,
+                     const float* values);
+
+}  // namespace shardam

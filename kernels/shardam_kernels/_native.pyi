@@ -1,0 +1,145 @@
+"""Native row indexes, arenas and kernels; use shardam_kernels.native."""
+
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+class HashIndex:
+    """Any int64 id -> slot, in the order of mix64(id)."""
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    @property
+    def num_slots(self) -> int:
+        """One more than the largest slot ever given."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the index in bytes."""
+
+    def lookup(self, row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out_slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> int:
+        """Writes slots, -1 if absent; returns how many exist."""
+
+    def reserve(self, num_new: int) -> None:
+        """Makes room so that inserting num_new new ids cannot fail."""
+
+    def insert(self, row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out_slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], out_is_new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
+        """
+        Writes slots, giving one to each new id; returns the number of new rows.
+        """
+
+    def remove(self, row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out_slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> int:
+        """
+        Removes rows, writes the slots they had, -1 if absent; returns how many were removed.
+        """
+
+    def scan(self, from_key: int, max_rows: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], int | None]:
+        """
+        Returns (row_ids, slots, next_key): rows from from_key on in the index's order; next_key is None at the end.
+        """
+
+class ArrayIndex:
+    """Ids 0 to num_embeddings - 1 -> slot, in the order of the id."""
+
+    def __init__(self, num_embeddings: int) -> None: ...
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    @property
+    def num_slots(self) -> int:
+        """One more than the largest slot ever given."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the index in bytes."""
+
+    def lookup(self, row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out_slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> int:
+        """Writes slots, -1 if absent; returns how many exist."""
+
+    def reserve(self, num_new: int) -> None:
+        """Makes room so that inserting num_new new ids cannot fail."""
+
+    def insert(self, row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out_slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], out_is_new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
+        """
+        Writes slots, giving one to each new id; returns the number of new rows.
+        """
+
+    def remove(self, row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out_slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> int:
+        """
+        Removes rows, writes the slots they had, -1 if absent; returns how many were removed.
+        """
+
+    def scan(self, from_key: int, max_rows: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], int | None]:
+        """
+        Returns (row_ids, slots, next_key): rows from from_key on in the index's order; next_key is None at the end.
+        """
+
+    @property
+    def num_embeddings(self) -> int:
+        """Number of possible ids."""
+
+class Arena:
+    """
+    Records of one stride in native memory; a record never moves, untouched memory is not resident.
+    """
+
+    def __init__(self, stride_bytes: int) -> None: ...
+
+    @property
+    def stride_bytes(self) -> int:
+        """Distance from one record to the next."""
+
+    @property
+    def num_slots(self) -> int:
+        """Number of records there is room for."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Address space in bytes; pages never written are not resident."""
+
+    def reserve(self, num_slots: int) -> None:
+        """
+        Makes room for slots 0 to num_slots - 1; MemoryError if there is none, and nothing has changed.
+        """
+
+    def view_record(self, slot: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]:
+        """Returns the bytes of a record, writable, uint8 [stride_bytes]."""
+
+class RecordLayout:
+    """Where a float32 record has its components: dim, and offsets in bytes."""
+
+    def __init__(self, dim: int, weight: int, exp_avg: int, exp_avg_sq: int) -> None: ...
+
+class AdamFactors:
+    """The factors of one step that all its rows share."""
+
+    def __init__(self, c1: float, c2: float, d: float, eps: float, weight_decay: float, maximize: bool, decoupled: bool) -> None: ...
+
+class InitialRows:
+    """A folded initializer with a table's seed and padding row."""
+
+    def __init__(self, kind: str, a: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], b: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], table_seed: int, padding_idx: int | None) -> None: ...
+
+def merge_gradients(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], unscale: float, divisor: float, num_threads: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]]:
+    """Returns (row_ids, gradients, bad_rows), merged by id."""
+
+def initialize(arena: Arena, layout: RecordLayout, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], initial: InitialRows) -> None:
+    """Writes new records."""
+
+def gather_weights(arena: Arena, layout: RecordLayout, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], initial: InitialRows, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], num_threads: int) -> None:
+    """Writes the weights of rows, existing or not."""
+
+def adam_update(arena: Arena, layout: RecordLayout, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], factors: AdamFactors, step_factors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_threads: int) -> int:
+    """Applies one step; returns saturated weights."""
+
+def read_component(arena: Arena, dim: int, offset_bytes: int, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    """Writes one component of rows to out, zeros where a slot is -1."""
+
+def write_component(arena: Arena, dim: int, offset_bytes: int, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+    """Writes values to one component of rows."""

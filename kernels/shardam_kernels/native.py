@@ -1,0 +1,211 @@
+"""The native kernels: row indexes, arenas, and the operations on records, on a CPU.
+
+Every operation has a twin of the same signature and the same bits in shardam_kernels.reference. Nothing here imports torch.
+
+Sizes are checked before anything is written: ValueError for lengths that do not fit each other, TypeError for an array of
+another dtype, order or writability, IndexError for a slot or id out of range. Nothing is locked inside: any number of threads
+may read (lookup, scan, gather_weights, read_component) at a time, and whoever changes an index or an arena must be alone.
+Every call releases the GIL. No result depends on num_threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shardam_kernels import _native
+from shardam_kernels._native import Arena, ArrayIndex, HashIndex
+from shardam_kernels.factors import Factors
+from shardam_kernels.gradients import Merged
+from shardam_kernels.initializers import InitialRows
+from shardam_kernels.layout import Layout
+
+__all__ = [
+    "Arena",
+    "ArrayIndex",
+    "HashIndex",
+    "Records",
+    "RowIndex",
+    "adam_update",
+    "gather_weights",
+    "initialize",
+    "merge_gradients",
+    "read_component",
+    "write_component",
+]
+
+Int64s = npt.NDArray[np.int64]
+Uint8s = npt.NDArray[np.uint8]
+Float32s = npt.NDArray[np.float32]
+
+
+class RowIndex(Protocol):
+    """What HashIndex() (any int64 id) and ArrayIndex(num_embeddings) (ids 0 to num_embeddings - 1) both are: id -> slot.
+
+    Slots are 0 to num_slots - 1; a freed slot is given again before a new one. ArrayIndex raises IndexError for an id out of
+    its bounds, before it changes anything.
+    """
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+    @property
+    def num_slots(self) -> int:
+        """One more than the largest slot ever given: what the arena must hold."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the index; of an ArrayIndex, pages never written are not resident."""
+        ...
+
+    def lookup(self, row_ids: Int64s, out_slots: Int64s) -> int:
+        """Writes each id's slot, -1 if absent; returns how many are not -1."""
+        ...
+
+    def reserve(self, num_new: int) -> None:
+        """Makes room so that inserting num_new new ids cannot fail.
+
+        Raises:
+            MemoryError: there is no such room; nothing has changed.
+        """
+        ...
+
+    def insert(self, row_ids: Int64s, out_slots: Int64s, out_is_new: Uint8s) -> int:
+        """Writes each id's slot, given now if the id is new; returns the number of new rows.
+
+        out_is_new is 1 at the first place of each new id, else 0. Duplicates are allowed.
+
+        Raises:
+            MemoryError: there is no room and none was reserved; nothing has changed.
+        """
+        ...
+
+    def remove(self, row_ids: Int64s, out_slots: Int64s) -> int:
+        """Removes rows and writes the slot each had, -1 if it was absent; returns how many were removed."""
+        ...
+
+    def scan(self, from_key: int, max_rows: int) -> tuple[Int64s, Int64s, int | None]:
+        """Returns (row_ids, slots, next_key): up to max_rows rows from from_key on, in the index's order.
+
+        The order is that of mix64(id) as an unsigned number for HashIndex, of the id for ArrayIndex, and keys are these
+        numbers: start at 0, go on at next_key, stop at None. A row that exists throughout is met exactly once.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """The records of a table: the arena and the layout by which it is read.
+
+    Raises:
+        ValueError: the arena has another stride, or the layout is none that these kernels know.
+    """
+
+    arena: Arena
+    layout: Layout
+    _native_layout: _native.RecordLayout = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        layout = self.layout
+        if layout.stride_bytes != self.arena.stride_bytes:
+            raise ValueError(f"the arena's stride is {self.arena.stride_bytes} bytes, the layout's {layout.stride_bytes}")
+        if any(component.dtype != "float32" for component in layout.components):
+            raise ValueError(f"these kernels know float32 records only, got weights of {layout.dtype}")
+        offsets = [layout.component(name).offset_bytes for name in ("weight", "exp_avg", "exp_avg_sq")]
+        object.__setattr__(self, "_native_layout", _native.RecordLayout(layout.dim, *offsets))
+
+
+def merge_gradients(row_ids: Int64s, gradients: Float32s, factors: Factors, num_threads: int = 1) -> Merged:
+    """Sums the gradients of each distinct id, left to right in float32, then unscales, then divides.
+
+    Args:
+        row_ids: int64 [N], N < 2**31.
+        gradients: float32 [N, dim].
+        factors: of which unscale and divisor are used.
+        num_threads: at least 1.
+
+    Returns:
+        The merged gradient; its bad_rows must be empty before it is applied.
+    """
+    return Merged(*_native.merge_gradients(row_ids, gradients, factors.unscale, factors.divisor, num_threads))
+
+
+def initialize(records: Records, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> None:
+    """Writes new rows: the initial weight, zero moments, zero padding bytes. What the slots held is gone.
+
+    Args:
+        records: the table's records.
+        slots: int64 [N], distinct, each below arena.num_slots.
+        row_ids: int64 [N], the rows' ids.
+        initial: the table's initializer, seed and padding row.
+    """
+    _native.initialize(records.arena, records._native_layout, slots, row_ids, _native_initial(initial))
+
+
+def gather_weights(
+    records: Records, slots: Int64s, row_ids: Int64s, initial: InitialRows, out: Float32s, num_threads: int = 1
+) -> None:
+    """Writes the weights of rows; a row without a slot reads as it would start, and is not created.
+
+    Args:
+        records: the table's records.
+        slots: int64 [N], -1 for a row that does not exist; duplicates allowed.
+        row_ids: int64 [N], the rows' ids.
+        initial: the table's initializer, seed and padding row.
+        out: float32 [N, dim], written.
+        num_threads: at least 1.
+    """
+    _native.gather_weights(records.arena, records._native_layout, slots, row_ids, _native_initial(initial), out, num_threads)
+
+
+def adam_update(
+    records: Records, slots: Int64s, gradients: Float32s, factors: Factors, step_factors: Float32s, num_threads: int = 1
+) -> int:
+    """Applies one step to rows: moments and weight, in place (CONTRACT.md, Arithmetic). Allocates nothing.
+
+    Args:
+        records: the table's records.
+        slots: int64 [U], distinct, each below arena.num_slots.
+        gradients: float32 [U, dim], merged, unscaled, divided; finite and below GRADIENT_LIMIT.
+        factors: of the step; its s is not used.
+        step_factors: float32 [U], s of each row (`factors.step_factors(U)` in table step mode). Where it is 0 the
+            moments move and the gradient does not move the weight.
+        num_threads: at least 1.
+
+    Returns:
+        How many weights left float32's finite range and were saturated.
+    """
+    native_factors = _native.AdamFactors(
+        c1=factors.c1,
+        c2=factors.c2,
+        d=factors.d,
+        eps=factors.eps,
+        weight_decay=factors.weight_decay,
+        maximize=factors.maximize,
+        decoupled=factors.decoupled,
+    )
+    return _native.adam_update(
+        records.arena, records._native_layout, slots, gradients, native_factors, step_factors, num_threads
+    )
+
+
+def read_component(records: Records, name: str, slots: Int64s, out: Float32s) -> None:
+    """Writes one component ("weight", "exp_avg", "exp_avg_sq") of rows to out, float32 [N, dim]; zeros where a slot is -1."""
+    offset = records.layout.component(name).offset_bytes
+    _native.read_component(records.arena, records.layout.dim, offset, slots, out)
+
+
+def write_component(records: Records, name: str, slots: Int64s, values: Float32s) -> None:
+    """Writes values, float32 [N, dim], to one component of rows; of a slot named twice the last value stays."""
+    offset = records.layout.component(name).offset_bytes
+    _native.write_component(records.arena, records.layout.dim, offset, slots, values)
+
+
+def _native_initial(initial: InitialRows) -> _native.InitialRows:
+    folded = initial.folded
+    return _native.InitialRows(folded.kind, folded.a, folded.b, initial.table_seed, initial.padding_idx)

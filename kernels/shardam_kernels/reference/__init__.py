@@ -1,0 +1,23 @@
+"""The kernels in NumPy, written to be read: what native code and GPU code are held against, bit for bit.
+
+The same operations and names as shardam_kernels.native, without threads and without checks of their arguments.
+"""
+
+from __future__ import annotations
+
+from shardam_kernels.reference.adam import adam_update
+from shardam_kernels.reference.initial import gather_weights, initial_rows, initialize
+from shardam_kernels.reference.merge import merge_gradients
+from shardam_kernels.reference.records import Arena, Records, read_component, write_component
+
+__all__ = [
+    "Arena",
+    "Records",
+    "adam_update",
+    "gather_weights",
+    "initial_rows",
+    "initialize",
+    "merge_gradients",
+    "read_component",
+    "write_component",
+]

@@ -1,0 +1,34 @@
+"""Sums of duplicates (CONTRACT.md, Arithmetic and Refusal)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shardam_kernels.factors import Factors
+from shardam_kernels.gradients import GRADIENT_LIMIT, Merged
+
+
+def merge_gradients(row_ids: npt.NDArray[np.int64], gradients: npt.NDArray[np.float32], factors: Factors) -> Merged:
+    """Sums the gradients of each distinct id, left to right in float32, then unscales, then divides.
+
+    Args:
+        row_ids: int64 [N].
+        gradients: float32 [N, dim].
+        factors: of which unscale and divisor are used.
+    """
+    distinct, first_of_sorted, sorted_group_of = np.unique(row_ids, return_index=True, return_inverse=True)
+    by_appearance = np.argsort(first_of_sorted)
+    group_number = np.empty(len(distinct), np.int64)
+    group_number[by_appearance] = np.arange(len(distinct))
+    first = first_of_sorted[by_appearance]
+    group_of = group_number[sorted_group_of]
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = gradients[first]  # starts from the first gradient, not from zero: -0.0 stays -0.0
+        is_later = np.ones(len(row_ids), bool)
+        is_later[first] = False
+        np.add.at(sums, group_of[is_later], gradients[is_later])  # unbuffered: one addition after the other, in order
+        unscaled = sums * np.float32(factors.unscale)
+        bad = ~(np.abs(unscaled) < np.float32(GRADIENT_LIMIT)).all(axis=1)
+        return Merged(distinct[by_appearance], unscaled / np.float32(factors.divisor), np.flatnonzero(bad))
