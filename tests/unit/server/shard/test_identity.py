@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from shardam_proto.errors import ShardamError, ShardNotReady
 from shardam_proto.registry import ClusterEntry
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
-from shardam_proto.errors import ShardamError, ShardNotReady
 from shardam_server.shard.identity import ShardIdentity, random_63_bits
 
 
@@ -21,7 +21,13 @@ def identity() -> ShardIdentity:
 
 def good_header(identity: ShardIdentity) -> common_pb2.RequestHeader:
     return common_pb2.RequestHeader(
-        protocol_version=1, cluster_id="abc", timeline=1, epoch=4, incarnation=identity.incarnation, client_id=b"c" * 16, request_id=9
+        protocol_version=1,
+        cluster_id="abc",
+        timeline=1,
+        epoch=4,
+        incarnation=identity.incarnation,
+        client_id=b"c" * 16,
+        request_id=9,
     )
 
 

@@ -1,0 +1,103 @@
+"""How `up` tells its shards and its admin API what they are: flags for settings, the environment for secrets."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from shardam_server.children import ChildSpec
+from shardam_server.private_redis import PrivateRedis
+from shardam_server.settings import ENV_PREFIX, LIFELINE_VARIABLE, UpSettings
+
+_ONE_SHARD_ONLY = frozenset({"INDEX", "HTTP_PORT", "ADVERTISE"})
+"""A value of these in the environment would be wrong for all shards but one."""
+
+_NOT_HANDED_ON = frozenset({*map(str.upper, UpSettings.model_fields), *_ONE_SHARD_ONLY, "REDIS_URL", "JSON"})
+
+
+class ChildCommands:
+    """Makes the specifications of the children of one `up`.
+
+    Args:
+        settings: settings of `up`.
+        redis_url: where the cluster meets.
+    """
+
+    def __init__(self, settings: UpSettings, redis_url: str) -> None:
+        self._settings = settings
+        self._redis_url = redis_url
+
+    def redis(self, private: PrivateRedis) -> ChildSpec:
+        """Returns the private server's specification."""
+        return ChildSpec(
+            name="redis",
+            command=private.command,
+            environment=os.environ,
+            stdin=private.configuration,
+            # It never saves, so that the kernel's overcommit setting does not matter.
+            hidden_lines=("Memory overcommit must be enabled", "Reading config from stdin"),
+        )
+
+    def shard(self, index: int, port: Callable[[], int]) -> ChildSpec:
+        """Returns a shard's specification.
+
+        Args:
+            index: index of the shard.
+            port: returns its port, asked anew for each start; 0: any.
+        """
+        return self._package(f"shard {index}", lambda: self._shard_flags(index, port()))
+
+    def admin(self, port: int) -> ChildSpec:
+        """Returns the admin API's specification."""
+        return self._package("admin", lambda: ["admin", *_flags({"port": port}), *self._common_flags()])
+
+    def _package(self, name: str, arguments: Callable[[], Sequence[str]]) -> ChildSpec:
+        # -P: a file of the user's folder, such as redis.py, must not stand in for a package.
+        program = [sys.executable, "-P", "-m", "shardam_server"]
+        return ChildSpec(name, lambda: [*program, *arguments()], self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        """Returns this process's environment without its settings, which the children get as flags, and with the secrets."""
+        hidden = {ENV_PREFIX + name for name in _NOT_HANDED_ON}
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        environment["SHARDAM_REDIS"] = self._redis_url
+        environment[LIFELINE_VARIABLE] = "stdin"
+        if self._settings.plain_token is not None:
+            environment["SHARDAM_TOKEN"] = self._settings.plain_token
+        return environment
+
+    def _common_flags(self) -> list[str]:
+        settings = self._settings
+        flags = _flags(
+            {
+                "cluster": settings.cluster,
+                "host": settings.host,
+                "drain-s": settings.drain_s,
+                "redis-timeout-s": settings.redis_timeout_s,
+                "log-level": settings.log_level,
+                "log-format": settings.log_format,
+            }
+        )
+        return [*flags, "--insecure"] if settings.insecure else flags
+
+    def _shard_flags(self, index: int, port: int) -> list[str]:
+        settings = self._settings
+        flags = _flags(
+            {
+                "index": index,
+                "shards": settings.shards,
+                "port": port,
+                "device": settings.device,
+                "max-rows": settings.max_rows,
+                "threads": settings.threads,
+                "lease-s": settings.lease_s,
+            }
+        )
+        if "seed" in settings.model_fields_set:  # unsaid, a shard takes the seed that the cluster was created with
+            flags += _flags({"seed": settings.seed})
+        return ["shard", *flags, *self._common_flags()]
+
+
+def _flags(values: Mapping[str, object]) -> list[str]:
+    return [f"--{name}={value}" for name, value in values.items()]

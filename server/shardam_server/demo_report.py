@@ -1,0 +1,197 @@
+"""What `shardam demo` shows to people: header, progress, epochs, the moved row, what to do next.
+
+It draws what it is told and starts nothing. On a terminal a bar moves; elsewhere there are plain lines only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from shardam_server.demo_rest import RowState
+
+SHOWN_ELEMENTS = 6
+"""Elements of a row that fit a line of 80 characters."""
+
+
+LISTED_FIELDS = 12
+"""More names say less."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSummary:
+    """The data, as the preparing process described them."""
+
+    title: str
+    reason: str
+    notes: Sequence[str]
+    fields: Sequence[str]
+    train_samples: int
+    test_samples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochResult:
+    """Measurements after an epoch; throughput is the mean so far."""
+
+    epoch: int
+    auc: float
+    log_loss: float
+    samples_per_s: float
+    baseline_auc: float
+    baseline_log_loss: float
+    baseline_samples_per_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MovedRow:
+    """A row before training (its weight), and as REST shows it after."""
+
+    table: str
+    row_id: str
+    title: str
+    samples: int
+    before: Sequence[float]
+    after: RowState
+    url: str
+
+
+class DemoReport:
+    """Writes the report to a console; a context manager, so that a terminal is left in order."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stop_progress()
+
+    def line(self, text: str = "", style: str | None = None) -> None:
+        """Prints one line, unbroken however narrow the terminal."""
+        self._console.print(escape(text), style=style, soft_wrap=True, highlight=False)
+
+    def data(self, data: DataSummary) -> None:
+        """Says what is trained on."""
+        because = f", because {data.reason}" if data.reason else ""
+        self.line(f"shardam demo: {data.title}{because}", style="bold")
+        for note in data.notes:
+            self.line(f"  {note}")
+        self.line(
+            f"  {data.train_samples:,} training and {data.test_samples:,} test samples; "
+            f"{len(data.fields)} fields, one table each: {_some(data.fields)}"
+        )
+
+    def started(self, devices: Sequence[str], workers: int, admin_url: str) -> None:
+        """Says what runs where."""
+        where = ", ".join(f"{device} x {devices.count(device)}" for device in sorted(set(devices)))
+        self.line(
+            f"  {_count(len(devices), 'shard')} ({where}) and the admin API are up ({admin_url}); "
+            f"starting {_count(workers, 'worker')} (cpu)"
+        )
+
+    def progress(self, part: str, epoch: int, done: int, total: int) -> None:
+        """Moves the bar, if this is a terminal."""
+        if not self._console.is_terminal:
+            return
+        if self._progress is None or self._task is None:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._progress.start()
+            self._task = self._progress.add_task("")
+        name = {"shardam": "shardam", "baseline": "local baseline"}.get(part, part)
+        self._progress.update(self._task, description=f"epoch {epoch}, {name:14}", completed=done, total=total)
+
+    def epoch(self, result: EpochResult) -> None:
+        """Prints one line of the table of epochs, the first time with its head."""
+        if result.epoch == 1:
+            self.line()
+            self.line("              AUC             log loss            samples/s", style="bold")
+            self.line("epoch   shardam   local   shardam   local   shardam     local", style="bold")
+        self.line(
+            f"{result.epoch:5}   {result.auc:7.4f} {result.baseline_auc:7.4f}   {result.log_loss:7.4f} "
+            f"{result.baseline_log_loss:7.4f}   {result.samples_per_s:7,.0f} {result.baseline_samples_per_s:9,.0f}"
+        )
+
+    def result(self, last: EpochResult, workers: int, shards: int, rows: int) -> None:
+        """Prints what the run has shown."""
+        self._stop_progress()
+        self.line()
+        self.line(
+            f"AUC {last.auc:.4f}, local baseline {last.baseline_auc:.4f} ({last.auc - last.baseline_auc:+.4f}); "
+            f"{rows:,} rows on {_count(shards, 'shard')}.",
+            style="bold",
+        )
+        self.line(
+            f"{last.samples_per_s:,.0f} samples/s with {_count(workers, 'worker')} and {_count(shards, 'shard')}; "
+            f"{last.baseline_samples_per_s:,.0f} with one local process of one thread, which has all rows in its own memory."
+        )
+        if workers > 1:
+            self.line(
+                f"Pushes are asynchronous: the tables took {workers} SparseAdam steps for each batch, one a worker, "
+                "the baseline one."
+            )
+
+    def moved(self, row: MovedRow) -> None:
+        """Prints a row before and after training, with its moments."""
+        title = f" ({row.title})" if row.title else ""
+        self.line()
+        self.line(
+            f"Row {row.row_id} of table {row.table}{title}, in {row.samples:,} training samples, read back by", style="bold"
+        )
+        self.line(f"  GET {row.url}")
+        for name, values in (
+            ("weight before", row.before),
+            ("weight now", row.after.weight),
+            ("exp_avg", row.after.exp_avg),
+            ("exp_avg_sq", row.after.exp_avg_sq),
+        ):
+            shown = " ".join(f"{value: .2e}" if name == "exp_avg_sq" else f"{value: .5f}" for value in values[:SHOWN_ELEMENTS])
+            self.line(f"  {name:14}{shown} {'...' if len(values) > SHOWN_ELEMENTS else ''}".rstrip())
+        self.line(f"  step           {row.after.step:,} (updates of the table so far)")
+
+    def next_steps(self) -> None:
+        """Says how to go on after a demo that ends."""
+        self.line()
+        self.line(
+            "Next: `shardam demo --keep` leaves all up to look at; `python examples/quickstart.py` is the smallest program."
+        )
+
+    def kept(self, admin_url: str, redis_url: str, row_url: str) -> None:
+        """Prints what can be opened while everything stays up."""
+        self.line()
+        self.line("Everything stays up until Ctrl-C:", style="bold")
+        self.line(f"  page       {admin_url}/")
+        self.line(f"  API        {admin_url}/docs")
+        self.line(f"  this row   curl --noproxy '*' {row_url}")
+        self.line(f"  connect    export SHARDAM_REDIS_URL={redis_url}")
+
+    def _stop_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress = None
+        self._task = None
+
+
+def _some(names: Sequence[str]) -> str:
+    """Lists names, of many only the first and the last."""
+    return ", ".join(names) if len(names) <= LISTED_FIELDS else f"{names[0]}, {names[1]}, ..., {names[-1]}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

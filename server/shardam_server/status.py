@@ -1,0 +1,241 @@
+"""`shardam status`: what Redis and every shard say of the cluster, as a table or as JSON, and what is missing."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import json
+import sys
+
+import redis
+
+from shardam_proto.channels import call, open_channel
+from shardam_proto.errors import RedisUnreachable, ShardamError, WrongCluster
+from shardam_proto.limits import PROTOCOL_VERSION
+from shardam_proto.registry import ClusterView, Keys, ShardEntry, connect_redis, display_url, read_cluster
+from shardam_proto.v1 import common_pb2, shard_pb2, shard_pb2_grpc
+from shardam_server.command_errors import CommandError
+from shardam_server.settings import StatusSettings
+
+_MAX_CALLS = 32  # calls at once; more would only queue on this side
+_STATES = {
+    shard_pb2.SERVING_STATE_STARTING: "starting",
+    shard_pb2.SERVING_STATE_SERVING: "serving",
+    shard_pb2.SERVING_STATE_DRAINING: "draining",
+}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardReport:
+    """A shard as `status` sees it.
+
+    Attributes:
+        index: shard index.
+        state: "serving", "starting", "draining", "unreachable" or "missing".
+        problem: why it is not serving; empty if it is.
+        entry: its registration, or None.
+        status: its own answer, or None.
+    """
+
+    index: int
+    state: str
+    problem: str
+    entry: ShardEntry | None = None
+    status: shard_pb2.GetStatusResponse | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterReport:
+    """A cluster as `status` sees it.
+
+    Attributes:
+        cluster: its name.
+        view: what Redis says.
+        shards: one report per configured shard.
+    """
+
+    cluster: str
+    view: ClusterView
+    shards: list[ShardReport]
+
+    @property
+    def problems(self) -> list[str]:
+        """What is missing, one sentence each; empty: all is ready."""
+        if self.view.entry is None:
+            return [f"cluster {self.cluster!r} does not exist in this Redis: start shard 0, or name another with --cluster"]
+        problems = [f"shard {shard.index} {shard.problem}" for shard in self.shards if shard.problem]
+        if self.view.route_map is None:
+            problems.append("there is no route map yet: it is made once all shards are registered")
+        return problems
+
+
+def run_status(settings: StatusSettings) -> int:
+    """Prints the cluster's status; returns 0 if all shards serve, else 1.
+
+    Raises:
+        RedisUnreachable: Redis does not answer.
+    """
+    report = read_report(settings)
+    sys.stdout.write(report_as_json(report) if settings.as_json else report_as_text(report))
+    return 1 if report.problems else 0
+
+
+def read_report(settings: StatusSettings) -> ClusterReport:
+    """Reads Redis and asks all shards at once.
+
+    Raises:
+        RedisUnreachable: Redis does not answer.
+    """
+    connection = connect_redis(settings.redis, settings.redis_timeout_s)
+    try:
+        connection.ping()
+        view = read_cluster(connection, Keys(settings.cluster))
+    except redis.RedisError as error:
+        raise RedisUnreachable(
+            f"Redis at {display_url(settings.redis)} does not answer ({error}): start it, or name another with --redis"
+        ) from error
+    except ValueError as error:
+        raise CommandError(f"cluster {settings.cluster!r} in Redis cannot be read: {error}") from error
+    finally:
+        connection.close()
+    if view.entry is None:
+        return ClusterReport(settings.cluster, view, [])
+    cluster_id, num_shards = view.entry.cluster_id, view.entry.num_shards
+    with concurrent.futures.ThreadPoolExecutor(min(num_shards, _MAX_CALLS)) as pool:
+        pending = [pool.submit(_ask_shard, index, view.shards.get(index), cluster_id, settings) for index in range(num_shards)]
+        return ClusterReport(settings.cluster, view, [future.result() for future in pending])
+
+
+def _ask_shard(index: int, entry: ShardEntry | None, cluster_id: str, settings: StatusSettings) -> ShardReport:
+    if entry is None:
+        return ShardReport(index, "missing", "is not registered: it is not running, or cannot reach this Redis")
+    header = common_pb2.RequestHeader(
+        protocol_version=PROTOCOL_VERSION,
+        cluster_id=cluster_id,
+        incarnation=entry.incarnation,
+        budget_s=settings.shard_timeout_s,
+    )
+    peer = f"shard {index} at {entry.address}"
+    with open_channel(entry.address) as channel:
+        try:
+            status = call(
+                shard_pb2_grpc.ShardServiceStub(channel).GetStatus,
+                shard_pb2.GetStatusRequest(header=header),
+                timeout_s=settings.shard_timeout_s,
+                token=settings.plain_token,
+                peer=peer,
+            )
+        except WrongCluster:
+            return ShardReport(index, "unreachable", f"is registered at {entry.address}, where another process answers", entry)
+        except ShardamError as error:
+            return ShardReport(index, "unreachable", f"is registered but does not answer: {error.message}", entry)
+    state = _STATES.get(status.state, "unknown")
+    waits = f" and waits for {status.waiting_for}" if status.waiting_for else ""
+    return ShardReport(index, state, "" if state == "serving" else f"is {state}{waits}", entry, status)
+
+
+def report_as_json(report: ClusterReport) -> str:
+    """Returns one JSON object on one line, with a line break."""
+    entry, route_map = report.view.entry, report.view.route_map
+    value = {
+        "cluster": report.cluster,
+        "cluster_id": entry.cluster_id if entry else None,
+        "num_shards": entry.num_shards if entry else None,
+        "seed": str(entry.seed) if entry else None,  # 64 bits do not survive every JSON reader as a number
+        "epoch": route_map.epoch if route_map else None,
+        "ready": not report.problems,
+        "problems": report.problems,
+        "shards": [_shard_as_json(shard) for shard in report.shards],
+    }
+    return json.dumps(value) + "\n"
+
+
+def _shard_as_json(shard: ShardReport) -> dict[str, object]:
+    value: dict[str, object] = {"index": shard.index, "state": shard.state, "problem": shard.problem}
+    if shard.entry is not None:
+        value |= {"address": shard.entry.address, "http_address": shard.entry.http_address, "device": shard.entry.device}
+        value |= {"pid": shard.entry.pid, "incarnation": str(shard.entry.incarnation)}
+    if shard.status is not None:
+        value |= {name: getattr(shard.status, name) for name in _STATUS_FIELDS}
+    return value
+
+
+def report_as_text(report: ClusterReport) -> str:
+    """Returns a table for a terminal, then what is missing."""
+    entry, route_map = report.view.entry, report.view.route_map
+    lines = []
+    if entry is not None:
+        epoch = "none yet" if route_map is None else str(route_map.epoch)
+        lines = [
+            f"cluster {report.cluster}   id {entry.cluster_id}   seed {entry.seed}   epoch {epoch}   {_tables(report)}",
+            "",
+        ]
+        lines += _table([_HEADINGS, *(_row(shard) for shard in report.shards)])
+        lines += ["", *(_warnings(report))]
+    lines += [f"missing: {problem}" for problem in report.problems] or ["all shards are ready"]
+    return "\n".join(lines) + "\n"
+
+
+_STATUS_FIELDS = (
+    "version",
+    "host_name",
+    "uptime_s",
+    "num_tables",
+    "num_rows",
+    "max_rows",
+    "record_bytes",
+    "index_bytes",
+    "resident_bytes",
+    "queue_depth",
+    "num_clients",
+    "lost_rows",
+)
+"""Fields of GetStatusResponse that the JSON form hands on."""
+
+_HEADINGS = ("shard", "state", "address", "device", "rows", "memory", "uptime", "pid", "queue", "clients")
+
+
+def _row(shard: ShardReport) -> tuple[str, ...]:
+    entry, status = shard.entry, shard.status
+    known = ("-", "-") if entry is None else (entry.address, entry.device)
+    pid = "-" if entry is None else str(entry.pid)
+    if status is None:
+        return (str(shard.index), shard.state, *known, "-", "-", "-", pid, "-", "-")
+    numbers = (str(status.num_rows), _bytes(status.resident_bytes), _duration(status.uptime_s))
+    return (str(shard.index), shard.state, *known, *numbers, pid, str(status.queue_depth), str(status.num_clients))
+
+
+def _tables(report: ClusterReport) -> str:
+    counts = {shard.status.num_tables for shard in report.shards if shard.status is not None}
+    return f"tables {max(counts)}" if counts else "tables unknown"
+
+
+def _warnings(report: ClusterReport) -> list[str]:
+    return [
+        f"note: shard {shard.index} started empty although it had rows before; those rows are lost"
+        for shard in report.shards
+        if shard.status is not None and shard.status.lost_rows
+    ]
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _bytes(count: float) -> str:
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def _duration(seconds: float) -> str:
+    whole = int(seconds)
+    days, hours, minutes = whole // 86_400, whole // 3_600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d {hours}h"
+    if hours:
+        return f"{hours}h {minutes}m"
+    return f"{minutes}m {whole % 60}s" if minutes else f"{whole}s"

@@ -1,0 +1,142 @@
+"""`shardam up`: one machine's cluster as child processes: a private Valkey (or `--redis`), shards and the admin API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import signal
+import sys
+
+from shardam_server.banner import Banner
+from shardam_server.bind import check_bind, check_port_free, free_port, join_address, local_host
+from shardam_server.child_commands import ChildCommands
+from shardam_server.children import Child, Console
+from shardam_server.lifeline import watch_stdin
+from shardam_server.logs import configure_logging, secrets_of
+from shardam_server.private_redis import PrivateRedis
+from shardam_server.readiness import ClusterProbe
+from shardam_server.settings import UpSettings
+from shardam_server.supervisor import Kept, RestartPolicy, Supervisor
+
+_log = logging.getLogger(__name__)
+
+_DRAIN_MARGIN_S = 5.0  # a child has drain_s for what it has accepted, and this for the rest of its end
+
+
+def run_up(settings: UpSettings) -> int:
+    """Starts the cluster and supervises it until it is told to stop.
+
+    Returns:
+        Exit status: 0 after a drain, 1 if something had to be killed.
+
+    Raises:
+        UsageError: the bind is refused.
+        CommandError: a port is taken, there is no Redis, or a child does not come up.
+        RedisUnreachable: the Redis that `--redis` names does not answer.
+    """
+    check_bind(settings.host, has_token=settings.token is not None, insecure=settings.insecure)
+    for index in range(settings.shards if settings.port else 0):
+        check_port_free(settings.host, settings.port + index, "--port")
+    check_port_free(settings.host, settings.admin_port, "--admin-port")
+    private = PrivateRedis.prepare() if settings.redis is None else None
+    configure_logging(settings, role="up")
+    if private is not None and os.environ.get("SHARDAM_REDIS_URL"):
+        _log.info("SHARDAM_REDIS_URL is for workers and not used here: a private Redis is started; choose another with --redis")
+    if settings.device == "auto":
+        _log.info("device auto: all shards use the CPU, the only device of this version")
+    return asyncio.run(_Cluster(settings, private).run())
+
+
+class _Cluster:
+    """The children of one `up`. Made in the event loop's thread, before the loop runs."""
+
+    def __init__(self, settings: UpSettings, private: PrivateRedis | None) -> None:
+        self._settings = settings
+        self._private = private
+        self._redis_url = private.url if private is not None else str(settings.redis)
+        self._probe = ClusterProbe(self._redis_url, settings.cluster, settings.redis_timeout_s)
+        self._admin_port = settings.admin_port or free_port(settings.host)
+        # A shard on a free port keeps the port that it first took, so that workers find it again.
+        self._ports = {index: settings.port + index if settings.port else 0 for index in range(settings.shards)}
+
+    async def run(self) -> int:
+        """Runs until stopped; returns the exit status."""
+        try:
+            if self._private is None:
+                await self._probe.check_redis()
+            supervisor = Supervisor(self._make_groups(), self._settings.drain_s + _DRAIN_MARGIN_S)
+            self._listen_for_stop(supervisor)
+            orderly = await supervisor.run(self._announce)
+        finally:
+            self._probe.close()
+            if self._private is not None:
+                self._private.remove_directory()
+        return 0 if orderly else 1
+
+    def _listen_for_stop(self, supervisor: Supervisor) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means what it says
+                loop.add_signal_handler(number, supervisor.request_stop, number.name)
+        if self._settings.exit_with_stdin:
+
+            def stdin_ended() -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended already
+                    loop.call_soon_threadsafe(supervisor.request_stop, "stdin ended")
+
+            watch_stdin(stdin_ended)
+
+    def _make_groups(self) -> list[list[Kept]]:
+        """Makes the children in the order in which they start; they stop in the opposite one."""
+        settings, private = self._settings, self._private
+        policy = RestartPolicy(settings.restart_delay_s, settings.restart_delay_max_s, settings.restart_limit)
+        secrets = [*secrets_of(settings), private.password if private is not None else ""]
+        console = Console(sys.stderr, settings.log_format, secrets)
+        commands = ChildCommands(settings, self._redis_url)
+        servers: list[Kept] = []
+        if private is not None:
+            loss = "names and table schemas were in its memory; shards register again by themselves"
+            servers = [Kept(Child(commands.redis(private), console), self._redis_ready, policy, loss=loss)]
+        shards = [
+            Kept(
+                Child(commands.shard(index, functools.partial(self._ports.__getitem__, index)), console),
+                functools.partial(self._shard_ready, index),
+                policy,
+                after=servers,
+                loss="its rows and moments were in memory only and are lost",
+            )
+            for index in self._ports
+        ]
+        admin = Kept(Child(commands.admin(self._admin_port), console), self._admin_ready, policy, after=servers)
+        return [servers, shards, [admin]]
+
+    async def _redis_ready(self, pid: int) -> None:
+        await self._probe.redis_ready()
+        if self._private is not None:
+            self._private.remove_directory()
+        _log.debug("the private Redis answers (pid %d)", pid)
+
+    async def _shard_ready(self, index: int, pid: int) -> None:
+        entry = await self._probe.shard_ready(index, pid)
+        self._ports[index] = self._ports[index] or int(entry.address.rpartition(":")[2])
+
+    async def _admin_ready(self, pid: int) -> None:
+        await self._probe.admin_ready(local_host(self._settings.host), self._admin_port)
+        _log.debug("the admin API answers (pid %d)", pid)
+
+    async def _announce(self) -> None:
+        view = await self._probe.view()
+        settings = self._settings
+        banner = Banner(
+            cluster=settings.cluster,
+            redis_url=self._redis_url,
+            private_redis=self._private is not None,
+            admin_url=f"http://{join_address(local_host(settings.host), self._admin_port)}",
+            shards=[view.shards[index] for index in sorted(view.shards)],
+            requires_token=settings.token is not None,
+        )
+        sys.stdout.write((banner.as_json() if settings.as_json else banner.as_text()) + "\n")
+        sys.stdout.flush()

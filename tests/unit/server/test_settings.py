@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from shardam_server.settings import AdminSettings, ShardSettings, StatusSettings, UpSettings
+
+REDIS = "redis://127.0.0.1:6379/0"
+
+
+def make_shard(**values: object) -> ShardSettings:
+    return ShardSettings.model_validate({"index": 0, "shards": 2, "redis": REDIS, **values})
+
+
+def test_a_value_given_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert make_shard().port == 7070
+    monkeypatch.setenv("SHARDAM_PORT", "7171")
+    assert make_shard().port == 7171
+    assert make_shard(port="7272").port == 7272
+
+
+def test_an_empty_environment_value_is_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDAM_PORT", "")
+    monkeypatch.setenv("SHARDAM_TOKEN", "")
+    assert make_shard().port == 7070
+    assert make_shard().token is None
+
+
+@pytest.mark.parametrize("name", ["SHARDAM_REDIS", "SHARDAM_REDIS_URL"])
+def test_members_find_redis_under_both_names(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, REDIS)
+    assert AdminSettings.model_validate({}).redis == REDIS
+    assert StatusSettings.model_validate({"redis": "redis://other:1"}).redis == "redis://other:1"
+
+
+def test_up_does_not_take_the_workers_url_for_its_own_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDAM_REDIS_URL", REDIS)
+    assert UpSettings.model_validate({}).redis is None
+    monkeypatch.setenv("SHARDAM_REDIS", REDIS)
+    assert UpSettings.model_validate({}).redis == REDIS
+
+
+def test_neither_token_nor_redis_password_shows_in_the_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDAM_TOKEN", "t0ken-value")
+    settings = make_shard(redis="redis://:pa55word@host:6379/0")
+    assert settings.plain_token == "t0ken-value"
+    for shown in (repr(settings), str(settings)):
+        assert "t0ken-value" not in shown
+        assert "pa55word" not in shown
+
+
+def test_a_token_file_gives_the_token_without_its_line_break(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("abc-123\n", encoding="utf-8")
+    assert make_shard(token_file=str(path)).plain_token == "abc-123"
+
+
+@pytest.mark.parametrize(("content", "problem"), [("", "visible ASCII"), ("two words", "visible"), (None, "cannot be read")])
+def test_an_unusable_token_file_is_refused_with_its_path(tmp_path: Path, content: str | None, problem: str) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(ValidationError, match=problem) as caught:
+        make_shard(token_file=str(path))
+    assert str(path) in str(caught.value)
+
+
+def test_a_token_from_two_places_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHARDAM_TOKEN", "one")
+    path = tmp_path / "token"
+    path.write_text("two", encoding="utf-8")
+    with pytest.raises(ValidationError, match="keep one"):
+        make_shard(token_file=str(path))
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        make_shard().port = 1
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("port", [0, 65_535], [-1, 65_536, "70.5", "x"]),
+        ("seed", [0, 2**64 - 1], [-1, 2**64]),
+        ("max_rows", [0, 2**63 - 1], [-1]),
+        ("threads", [1, 256], [0, 257]),
+        ("lease_s", [0.5, 300], [0.4, 301, "nan"]),
+        ("redis_timeout_s", [0.1], [0, -1, "inf"]),
+        ("cluster", ["a.b-c_1", "A" * 128], ["", "a/b", "../x", "ü", "A" * 129]),
+        ("advertise", ["host:7070", "[::1]:1"], ["host", ":7070", "host:0", "host:70000", "host:x"]),
+        ("redis", ["redis://h", "rediss://h", "unix:///s"], ["http://h", "localhost:6379"]),
+        ("host", ["0.0.0.0", "::"], ["", "a b"]),
+        ("log_level", ["info", "DEBUG"], ["loud"]),
+        ("log_format", ["text", "JSON"], ["yaml"]),
+        ("insecure", [True, "1", "false"], ["perhaps"]),
+    ],
+)
+def test_bounds_of_a_field(field: str, good: list[object], bad: list[object]) -> None:
+    for value in good:
+        make_shard(**{field: value})
+    for value in bad:
+        with pytest.raises(ValidationError):
+            make_shard(**{field: value})
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "interpret"])
+def test_devices_of_later_versions_are_refused_as_not_supported(device: str) -> None:
+    with pytest.raises(ValidationError, match="CPU only; use cpu or auto"):
+        make_shard(device=device)
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(ValidationError, match="unknown device"):
+        UpSettings.model_validate({"device": "tpu"})
+
+
+def test_an_index_outside_the_shards_is_refused_with_both_flags() -> None:
+    with pytest.raises(ValidationError, match="--index 2 needs --shards 3 or more, got --shards 2"):
+        make_shard(index=2)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"port": 65_535, "shards": 2}, "needs ports up to 65536"),
+        ({"port": 8079, "shards": 2}, "--admin-port 8080 is a shard's port"),
+        ({"restart_delay_s": 5, "restart_delay_max_s": 1}, "--restart-delay-max-s 1 is less than --restart-delay-s 5"),
+    ],
+)
+def test_up_refuses_flags_that_contradict_each_other(values: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        UpSettings.model_validate(values)

@@ -1,0 +1,223 @@
+"""Supervision, driven by small programs in place of shards."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from shardam_testing.process_table import is_running
+
+from shardam_server.children import Child, ChildSpec, Console
+from shardam_server.command_errors import CommandError
+from shardam_server.supervisor import GaveUp, Kept, RestartPolicy, Supervisor
+
+T = TypeVar("T")
+HANG_S = 60.0
+QUICK = RestartPolicy(delay_s=0.01, max_delay_s=0.05, limit=5)
+
+SERVER = """
+import os, pathlib, signal, sys, time
+name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+def end(number, frame):
+    with (folder / "ended").open("a") as file:
+        file.write(name + "\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+(folder / f"{name}-{os.getpid()}").touch()
+while True:
+    time.sleep(60)
+"""
+"""Serves until SIGTERM; a file of its name and process id says that it is ready."""
+
+STUBBORN = SERVER.replace("sys.exit(0)", "pass")
+FAILING = "import sys; print('line of', sys.argv[1]); sys.exit(3)"
+
+
+def run(work: Coroutine[None, None, T]) -> T:
+    return asyncio.run(asyncio.wait_for(work, HANG_S))
+
+
+class Family:
+    """Children of one test, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.output = io.StringIO()
+        self.kept: list[Kept] = []
+
+    def add(self, name: str, program: str = SERVER, policy: RestartPolicy = QUICK, after: tuple[Kept, ...] = ()) -> Kept:
+        command = [sys.executable, "-S", "-c", program, name, str(self.folder)]
+        child = Child(ChildSpec(name, lambda: command, os.environ), Console(self.output, "text"))
+
+        async def ready(pid: int) -> None:
+            await until(lambda: (self.folder / f"{name}-{pid}").exists())
+
+        self.kept.append(Kept(child, ready, policy, after=after))
+        return self.kept[-1]
+
+    def ended(self) -> list[str]:
+        path = self.folder / "ended"
+        return path.read_text().split() if path.exists() else []
+
+    def alive(self) -> list[str]:
+        return [kept.child.name for kept in self.kept if kept.child.pid is not None and is_running(kept.child.pid)]
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Family:
+    return Family(tmp_path)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANG_S
+    while not true():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+def supervise(groups: list[list[Kept]], during: Callable[[Supervisor], Awaitable[None]], drain_s: float = HANG_S) -> bool:
+    """Runs a supervisor; `during` runs once all children are ready."""
+
+    async def work() -> bool:
+        supervisor = Supervisor(groups, drain_s)
+        return await supervisor.run(lambda: during(supervisor))
+
+    return run(work())
+
+
+def test_a_drain_stops_the_groups_from_the_last_to_the_first_and_is_orderly(family: Family) -> None:
+    groups = [[family.add("redis")], [family.add("shard")], [family.add("admin")]]
+
+    async def stop(supervisor: Supervisor) -> None:
+        assert sorted(family.alive()) == ["admin", "redis", "shard"]
+        supervisor.request_stop("test")
+        await never()
+
+    assert supervise(groups, stop) is True
+    assert family.ended() == ["admin", "shard", "redis"]
+    assert family.alive() == []
+
+
+def test_a_child_starts_only_when_what_it_needs_is_ready(family: Family) -> None:
+    first = family.add("first")
+    second = family.add("second", after=(first,))
+
+    async def stop(supervisor: Supervisor) -> None:
+        supervisor.request_stop("test")
+
+    supervise([[first], [second]], stop)
+    files = {path.name.partition("-")[0]: path.stat().st_mtime_ns for path in family.folder.glob("*-*")}
+    assert files["first"] < files["second"]
+
+
+def test_a_killed_child_is_started_again(family: Family) -> None:
+    kept = family.add("shard")
+
+    async def kill_twice(supervisor: Supervisor) -> None:
+        for _ in range(2):
+            pid = kept.child.pid
+            assert pid is not None
+            os.kill(pid, 9)
+            await until(lambda pid=pid: kept.child.pid != pid and kept.ready.is_set())  # type: ignore[misc]
+        supervisor.request_stop("test")
+
+    assert supervise([[kept]], kill_twice) is True
+    assert kept.starts == 3
+
+
+def test_five_exits_in_a_row_before_ready_stop_everything_and_show_the_last_lines(family: Family) -> None:
+    good, bad = family.add("good"), family.add("bad", FAILING)
+    with pytest.raises(GaveUp) as caught:
+        supervise([[good], [bad]], lambda supervisor: never())
+    assert bad.starts == 5
+    assert str(caught.value).startswith("bad exited with status 3, 5 times in a row before it was ready")
+    assert "\n  line of bad" in str(caught.value)
+    assert family.ended() == ["good"]
+    assert family.alive() == []
+
+
+def test_being_ready_resets_the_count_of_exits(family: Family) -> None:
+    kept = family.add("shard", policy=RestartPolicy(delay_s=0.01, max_delay_s=0.01, limit=2))
+
+    async def kill_often(supervisor: Supervisor) -> None:
+        for _ in range(4):
+            pid = kept.child.pid
+            assert pid is not None
+            os.kill(pid, 9)
+            await until(lambda pid=pid: kept.child.pid != pid and kept.ready.is_set())  # type: ignore[misc]
+        supervisor.request_stop("test")
+
+    assert supervise([[kept]], kill_often) is True
+
+
+def test_the_delay_doubles_to_its_cap_and_starts_anew_after_readiness() -> None:
+    policy = RestartPolicy(delay_s=0.5, max_delay_s=3.0, limit=5)
+    assert [policy.delay_after(exits) for exits in range(6)] == [0.5, 0.5, 1.0, 2.0, 3.0, 3.0]
+    assert policy.delay_after(10_000) == 3.0
+
+
+def test_a_second_request_kills_a_child_that_does_not_drain(family: Family) -> None:
+    stubborn = family.add("stubborn", STUBBORN)
+
+    async def stop_twice(supervisor: Supervisor) -> None:
+        supervisor.request_stop("first")
+        asyncio.get_running_loop().call_later(0, supervisor.request_stop, "second")
+
+    assert supervise([[stubborn]], stop_twice) is False
+    assert family.alive() == []
+
+
+def test_a_child_that_does_not_drain_in_time_is_killed(family: Family) -> None:
+    stubborn = family.add("stubborn", STUBBORN)
+
+    async def stop(supervisor: Supervisor) -> None:
+        supervisor.request_stop("test")
+
+    assert supervise([[stubborn]], stop, drain_s=0.2) is False
+    assert family.ended() == ["stubborn"]  # it was asked
+    assert family.alive() == []
+
+
+def test_a_stop_before_anything_is_ready_ends_all_children(family: Family) -> None:
+    never_ready = family.add("sleeper", "import time; time.sleep(600)")
+
+    async def work() -> bool:
+        supervisor = Supervisor([[never_ready]], HANG_S)
+        running = asyncio.ensure_future(supervisor.run(never))
+        await until(lambda: never_ready.child.pid is not None)
+        supervisor.request_stop("test")
+        return await running
+
+    assert run(work()) is True
+    assert family.alive() == []
+
+
+def test_a_program_that_does_not_exist_is_an_error_with_its_name(family: Family) -> None:
+    child = Child(ChildSpec("redis", lambda: ["/no/such/program"], os.environ), Console(family.output, "text"))
+    kept = Kept(child, lambda pid: never(), QUICK)
+    with pytest.raises(CommandError, match=r"redis cannot be started: .*No such file"):
+        supervise([[kept]], lambda supervisor: never())
+
+
+def test_an_error_of_the_readiness_probe_stops_everything(family: Family) -> None:
+    good = family.add("good")
+    broken = family.add("broken")
+
+    async def refuse(pid: int) -> None:
+        raise CommandError("the map is of another version")
+
+    broken_kept = Kept(broken.child, refuse, QUICK)
+    with pytest.raises(CommandError, match="another version"):
+        supervise([[good], [broken_kept]], lambda supervisor: never())
+    assert family.alive() == []
