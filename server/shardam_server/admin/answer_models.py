@@ -1,0 +1,200 @@
+"""The shapes of answers, for OpenAPI.
+
+Answers are encoded from arrays (encoding.py), not from these models; a test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from shardam_server.admin.request_models import TableSpecModel
+
+Number = float | Literal["NaN", "Infinity", "-Infinity"]
+"""A float; what JSON cannot write is spelled out."""
+
+RowId = Annotated[str, Field(pattern="^(0|-?[1-9][0-9]{0,18})$", description="an int64 in decimal", examples=["5", "-1"])]
+
+
+class ProblemModel(BaseModel):
+    """An error (RFC 9457); the values of the detail follow as further members."""
+
+    type: str
+    title: str
+    status: int
+    detail: str = Field(description="what was wrong, with which value, and what to do")
+    reason: str = Field(description="stable reason, the same as over gRPC")
+    request_id: str
+
+
+class OptimizerModel(BaseModel):
+    """SparseAdam's state of a row."""
+
+    exp_avg: list[Number]
+    exp_avg_sq: list[Number]
+    step: int = Field(description="the step that enters bias correction: the table's")
+
+
+class RowModel(BaseModel):
+    """A row."""
+
+    id: RowId
+    found: bool = Field(description="false: the row does not exist yet")
+    shard: int = Field(description="the shard that owns the id")
+    bucket: int = Field(description="the id's bucket, 0 to 4,095")
+    weight: list[Number]
+    optimizer: OptimizerModel | None = Field(None, description="only with include=optimizer, and for a single row")
+    last_touched_step: int = Field(description="the table's step when a push last touched the row")
+    change_number: str = Field(description="the owner's change number (uint64) when the row last changed")
+    has_nonfinite: bool = Field(description="true: a value of this answer is NaN or infinite, and spelled as a string")
+
+
+class SingleRowModel(RowModel):
+    """A row that exists, with its optimizer state and its table."""
+
+    table: str
+    dim: int
+    table_step: int
+
+
+class RowsModel(BaseModel):
+    """Rows of one table."""
+
+    table: str
+    dim: int
+    table_step: int = Field(description="the highest step of the shards that were asked")
+    table_steps: dict[str, int] = Field(description="the table's step by shard; they differ only while pushes are in flight")
+    rows: list[RowModel]
+
+
+class RowPageModel(RowsModel):
+    """A page of existing rows."""
+
+    next_cursor: str | None = Field(description="cursor of the next page; null: this was the last")
+
+
+class MemoryModel(BaseModel):
+    """Bytes over all shards; null while a shard does not answer."""
+
+    weight_bytes: int | None = Field(description="weights of the rows")
+    exp_avg_bytes: int | None = Field(description="first moments of the rows")
+    exp_avg_sq_bytes: int | None = Field(description="second moments of the rows")
+    record_bytes: int | None = Field(description="what the records take on the devices, with padding")
+    index_bytes: int | None = Field(description="indexes and per-row counters")
+
+
+class OptionsModel(BaseModel):
+    """Hyper-parameters of the last push."""
+
+    lr: Number
+    betas: tuple[Number, Number]
+    eps: Number
+    weight_decay: Number
+    decoupled_weight_decay: bool
+    maximize: bool
+    grad_scale: Number
+
+
+class TableOnShardModel(BaseModel):
+    """A table on one shard."""
+
+    shard: int
+    table_step: int
+    num_rows: int
+    record_bytes: int
+    index_bytes: int
+    saturated_values: int
+    nonfinite_pushes: int
+
+
+class TableModel(BaseModel):
+    """A table over all shards; sums are null while a shard does not answer."""
+
+    name: str
+    table_id: str
+    table_seed: str
+    spec: TableSpecModel
+    table_step: int = Field(description="how often the table's optimizer has stepped")
+    num_rows: int | None
+    memory: MemoryModel
+    last_options: OptionsModel | None
+    saturated_values: int | None
+    nonfinite_pushes: int | None
+    shards: list[TableOnShardModel]
+    missing_shards: list[int] = Field(description="shards that did not answer")
+
+
+class TablePageModel(BaseModel):
+    """A page of tables by name."""
+
+    tables: list[TableModel]
+    next_after_name: str | None = Field(description="value of after_name for the next page; null: this was the last")
+
+
+class ShardModel(BaseModel):
+    """A shard; what only the shard itself can say is null while it does not answer."""
+
+    shard: int
+    state: Literal["starting", "serving", "draining", "unreachable", "missing"]
+    waiting_for: str | None
+    problem: str | None = Field(description="why the shard is unreachable or missing")
+    registered: bool
+    address: str | None
+    http_address: str | None
+    device: str | None
+    pid: int | None
+    incarnation: str | None
+    lineage: str | None
+    version: str | None = None
+    host_name: str | None = None
+    uptime_s: float | None = None
+    timeline: int | None = None
+    epoch: int | None = None
+    change_number: str | None = None
+    num_tables: int | None = None
+    num_rows: int | None = None
+    max_rows: int | None = Field(None, description="0: no limit")
+    record_bytes: int | None = None
+    index_bytes: int | None = None
+    resident_bytes: int | None = None
+    queue_depth: int | None = None
+    num_clients: int | None = None
+    lost_rows: bool | None = None
+
+
+class ShardListModel(BaseModel):
+    """All shards of the cluster."""
+
+    shards: list[ShardModel]
+
+
+class ClusterModel(BaseModel):
+    """The cluster as Redis knows it."""
+
+    cluster: str
+    version: str = Field(description="version of the admin API's package")
+    cluster_id: str | None
+    seed: str | None
+    num_shards: int | None
+    num_buckets: int
+    epoch: int | None
+    routing_version: int | None
+    ready: bool = Field(description="true: every shard is registered and ready")
+    waiting_for: list[str]
+    redis: str = Field(description="Redis' URL without its password")
+    redis_error: str | None = Field(description="why Redis does not answer; the last known view is shown then")
+
+
+class HealthModel(BaseModel):
+    """The process lives."""
+
+    status: Literal["ok"]
+
+
+class ReadinessModel(BaseModel):
+    """Every shard serves."""
+
+    status: Literal["ready"]
+    cluster: str
+    num_shards: int

@@ -1,0 +1,68 @@
+"""/v1/cluster and /v1/shards: who belongs to the cluster and how each shard is."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from shardam_proto.errors import ShardNotReady
+from shardam_proto.routing import NUM_BUCKETS
+from shardam_server.admin.answer_models import ClusterModel, ShardListModel, ShardModel
+from shardam_server.admin.cluster import waiting_for
+from shardam_server.admin.context import Admin, RequestNumber
+from shardam_server.admin.encoding import JsonResponse
+from shardam_server.admin.problems import HttpOnlyError
+from shardam_server.admin.shard_states import ask_statuses, shard_to_json
+
+router = APIRouter(tags=["cluster"])
+
+
+@router.get("/v1/cluster", response_model=ClusterModel, summary="The cluster")
+def get_cluster(admin: Admin) -> JsonResponse:
+    """Shows the cluster as Redis knows it; `ready` is false while a shard is missing."""
+    reader = admin.calls.reader
+    view = reader.view()
+    missing = waiting_for(view, admin.cluster)
+    error = reader.redis_error
+    return JsonResponse(
+        {
+            "cluster": admin.cluster,
+            "version": admin.version,
+            "cluster_id": view.entry.cluster_id if view.entry else None,
+            "seed": str(view.entry.seed) if view.entry else None,
+            "num_shards": view.entry.num_shards if view.entry else None,
+            "num_buckets": NUM_BUCKETS,
+            "epoch": view.route_map.epoch if view.route_map else None,
+            "routing_version": view.route_map.version if view.route_map else None,
+            "ready": not missing,
+            "waiting_for": missing,
+            "redis": admin.redis,
+            "redis_error": error.message if error else None,
+        }
+    )
+
+
+@router.get("/v1/shards", response_model=ShardListModel, summary="All shards")
+def list_shards(admin: Admin, request_number: RequestNumber) -> JsonResponse:
+    """Shows every shard with its state; one that does not answer is shown with the problem."""
+    view = admin.calls.reader.view()
+    num_shards = view.entry.num_shards if view.entry else 0
+    statuses = ask_statuses(admin.calls, range(num_shards), request_number)
+    return JsonResponse(
+        {"shards": [shard_to_json(shard, view.shards.get(shard), statuses[shard]) for shard in range(num_shards)]}
+    )
+
+
+@router.get("/v1/shards/{shard}", response_model=ShardModel, summary="One shard")
+def get_shard(shard: int, admin: Admin, request_number: RequestNumber) -> JsonResponse:
+    """Shows one shard by its index."""
+    view = admin.calls.reader.view()
+    if view.entry is None:
+        raise ShardNotReady("; ".join(waiting_for(view, admin.cluster)), metadata={"cluster": admin.cluster})
+    if not 0 <= shard < view.entry.num_shards:
+        raise HttpOnlyError(
+            "UNKNOWN_SHARD",
+            f"shard {shard} does not exist: the cluster has shards 0 to {view.entry.num_shards - 1}",
+            {"shard": str(shard), "num_shards": str(view.entry.num_shards)},
+        )
+    status = ask_statuses(admin.calls, [shard], request_number)[shard]
+    return JsonResponse(shard_to_json(shard, view.shards.get(shard), status))

@@ -1,0 +1,200 @@
+"""Calls of shards over gRPC: one channel per registered address, many shards at once, one more try after a refresh.
+
+Every call here may be repeated safely: reads, and the creation of tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+import grpc
+
+from shardam_proto.channels import open_channel, token_metadata, translate
+from shardam_proto.errors import ShardamError, ShardNotReady, ShardUnreachable
+from shardam_proto.limits import PROTOCOL_VERSION
+from shardam_proto.registry import ClusterView, ShardEntry
+from shardam_proto.v1 import common_pb2
+from shardam_proto.v1.row_pb2_grpc import RowServiceStub
+from shardam_proto.v1.shard_pb2_grpc import ShardServiceStub
+from shardam_proto.v1.table_pb2_grpc import TableServiceStub
+from shardam_server.admin.cluster import ClusterReader, Formed
+
+STALE_VIEW_REASONS = frozenset({"SHARD_UNREACHABLE", "NOT_READY", "STALE_ROUTE", "WRONG_CLUSTER"})
+"""Reasons after which Redis is read again: the shard may have moved or restarted."""
+
+
+class HasHeader(Protocol):
+    """A request of any service."""
+
+    @property
+    def header(self) -> common_pb2.RequestHeader:
+        """Stands first in every request."""
+        ...
+
+
+Request = TypeVar("Request", bound=HasHeader)
+Response = TypeVar("Response")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stubs:
+    """The services of one shard process.
+
+    Attributes:
+        entry: the process as registered; another address or incarnation gets another channel.
+        channel: the channel that the stubs use.
+        rows: rows.
+        tables: tables.
+        shard: status and metrics.
+    """
+
+    entry: ShardEntry
+    channel: grpc.Channel
+    rows: RowServiceStub
+    tables: TableServiceStub
+    shard: ShardServiceStub
+
+
+Select = Callable[[Stubs], "grpc.UnaryUnaryMultiCallable[Request, Response]"]
+
+
+class ShardCalls:
+    """Calls shards of the cluster that a reader knows.
+
+    Args:
+        reader: says who is registered where.
+        token: the cluster's token, or None.
+        timeout_s: deadline of a call.
+    """
+
+    def __init__(self, reader: ClusterReader, token: str | None, timeout_s: float) -> None:
+        self.reader = reader
+        self.timeout_s = timeout_s
+        self._token = token
+        self._lock = threading.Lock()
+        self._stubs: dict[int, Stubs] = {}
+
+    def call(self, shard: int, select: Select[Request, Response], request: Request, request_id: int) -> Response:
+        """Calls one shard.
+
+        Raises:
+            ShardamError: the shard's reason, or SHARD_UNREACHABLE or NOT_READY.
+        """
+        outcome = self.call_many({shard: request}, select, request_id)[shard]
+        if isinstance(outcome, ShardamError):
+            raise outcome
+        return outcome
+
+    def call_many(
+        self,
+        requests: Mapping[int, Request],
+        select: Select[Request, Response],
+        request_id: int,
+        timeout_s: float | None = None,
+    ) -> dict[int, Response | ShardamError]:
+        """Calls several shards at once and waits for all of them.
+
+        Args:
+            requests: request by shard index; their headers are filled in here.
+            select: picks the stub method.
+            request_id: travels in the header, so that the shards' logs name it.
+            timeout_s: deadline of each call; None: the one given to the constructor.
+
+        Returns:
+            The answer or the error of each shard.
+
+        Raises:
+            ShardNotReady: the cluster has not formed yet.
+            RedisUnreachable: nothing is known of the cluster.
+        """
+        deadline_s = self.timeout_s if timeout_s is None else timeout_s
+        started = self.reader.now()
+        formed = self.reader.formed()
+        outcomes = self._attempt(formed, requests, select, request_id, deadline_s)
+        stale = [shard for shard, outcome in outcomes.items() if _is_stale(outcome)]
+        if stale:
+            view = self.reader.refresh(started)
+            moved = [shard for shard in stale if _differs(formed, view, shard)]
+            if moved:
+                again = {shard: requests[shard] for shard in moved}
+                second = self._attempt(self.reader.require_formed(view), again, select, request_id, deadline_s)
+                outcomes.update(second)
+        return outcomes
+
+    def close(self) -> None:
+        """Closes all channels."""
+        with self._lock:
+            for stubs in self._stubs.values():
+                stubs.channel.close()
+            self._stubs.clear()
+
+    def _attempt(
+        self,
+        formed: Formed,
+        requests: Mapping[int, Request],
+        select: Select[Request, Response],
+        request_id: int,
+        timeout_s: float,
+    ) -> dict[int, Response | ShardamError]:
+        outcomes: dict[int, Response | ShardamError] = {}
+        futures = {}
+        for shard, request in requests.items():
+            entry = formed.shards.get(shard)
+            if entry is None:
+                outcomes[shard] = _not_registered(self.reader.cluster, shard)
+                continue
+            request.header.CopyFrom(self._header(formed, request_id))
+            method = select(self._stubs_of(entry))
+            futures[shard] = method.future(request, timeout=timeout_s, metadata=token_metadata(self._token))
+        for shard, future in futures.items():
+            try:
+                outcomes[shard] = future.result()
+            except grpc.RpcError as error:
+                outcomes[shard] = translate(error, f"shard {shard} at {formed.shards[shard].address}")
+            except grpc.FutureCancelledError as error:  # grpc's word for a call that the shard or close() ended
+                outcomes[shard] = ShardUnreachable(
+                    f"shard {shard} at {formed.shards[shard].address} ended the call ({error}); send it again",
+                    metadata={"shard": str(shard)},
+                )
+        return {shard: outcomes[shard] for shard in requests}
+
+    def _header(self, formed: Formed, request_id: int) -> common_pb2.RequestHeader:
+        return common_pb2.RequestHeader(
+            protocol_version=PROTOCOL_VERSION,
+            cluster_id=formed.entry.cluster_id,
+            epoch=formed.route_map.epoch,
+            request_id=request_id,
+        )
+
+    def _stubs_of(self, entry: ShardEntry) -> Stubs:
+        with self._lock:
+            known = self._stubs.get(entry.index)
+            if known is not None and known.entry.address == entry.address and known.entry.incarnation == entry.incarnation:
+                return known
+            # The former channel is dropped, not closed: calls of other threads may still use it.
+            channel = open_channel(entry.address)
+            stubs = Stubs(entry, channel, RowServiceStub(channel), TableServiceStub(channel), ShardServiceStub(channel))
+            self._stubs[entry.index] = stubs
+            return stubs
+
+
+def _is_stale(outcome: object) -> bool:
+    return isinstance(outcome, ShardamError) and outcome.reason in STALE_VIEW_REASONS
+
+
+def _differs(old: Formed, new: ClusterView, shard: int) -> bool:
+    """True: another try at this shard can have another outcome."""
+    if new.entry is None or new.route_map is None or shard not in new.shards:
+        return False
+    return old.shards.get(shard) != new.shards[shard] or old.route_map != new.route_map or old.entry != new.entry
+
+
+def _not_registered(cluster: str, shard: int) -> ShardNotReady:
+    return ShardNotReady(
+        f"shard {shard} of cluster {cluster!r} is not registered: it starts, or it has stopped; "
+        f"start it with `shardam shard --index {shard}`",
+        metadata={"cluster": cluster, "shard": str(shard)},
+    )
