@@ -1,0 +1,46 @@
+"""Waiting between tries: exponential with jitter, never longer than 2 s, never past a deadline."""
+
+from __future__ import annotations
+
+import random
+import time
+
+FIRST_WAIT_S = 0.05
+MAX_WAIT_S = 2.0
+"""So that a shard that came back is seen within 2 s."""
+
+
+class Deadline:
+    """A point in time by this process's monotonic clock.
+
+    Args:
+        after_s: seconds from now.
+    """
+
+    def __init__(self, after_s: float) -> None:
+        self.after_s = after_s
+        self._at = time.monotonic() + after_s
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self._at - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """True: no time is left."""
+        return self.remaining_s <= 0.0
+
+
+class Backoff:
+    """Waits between the tries of one call."""
+
+    def __init__(self) -> None:
+        self._wait_s = FIRST_WAIT_S
+        self.num_waits = 0
+
+    def wait(self, deadline: Deadline) -> None:
+        """Sleeps half to all of the present wait (so that many clients do not come back as one), then doubles it."""
+        time.sleep(min(self._wait_s * random.uniform(0.5, 1.0), deadline.remaining_s))
+        self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)
+        self.num_waits += 1

@@ -1,0 +1,152 @@
+"""The gradient that autograd has recorded for one table since the last push, merged by row over all uses of the table.
+
+A table's rows are no parameters of the model: a dense proxy parameter stands for the rows that got a gradient, so that
+clipping, GradScaler and torch's optimizer class find a `.grad` where they look for one.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from shardam._values import TableInfo
+from shardam.cluster import Cluster
+from shardam_proto.errors import BadOption
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+    from shardam.optimizer import SparseAdam
+
+_gradients: weakref.WeakKeyDictionary[Cluster, dict[int, TableGradient]] = weakref.WeakKeyDictionary()
+_gradients_lock = threading.Lock()
+
+
+class TableGradient:
+    """What one client has to push for one table; shared by all modules of the table.
+
+    Args:
+        info: the table.
+
+    Attributes:
+        anchor: an empty tensor that requires grad, so that rows pulled from a shard enter the graph.
+        proxy: stands for the rows; its storage is one zero, its `.grad` is float32 [U, dim].
+        row_ids: int64 [U] on the CPU, distinct; None: no gradient since the last clear.
+        pushed: the gradient has been pushed; the next backward starts a new one.
+    """
+
+    def __init__(self, info: TableInfo) -> None:
+        self.info = info
+        self.anchor = torch.empty(0, info.spec.dim, requires_grad=True)
+        self.proxy = nn.Parameter(torch.empty(0, info.spec.dim))
+        self.row_ids: torch.Tensor | None = None
+        self.pushed = False
+        self._owners: weakref.WeakSet[SparseAdam] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def add(self, row_ids: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Adds the gradient of one use of the table.
+
+        Args:
+            row_ids: int64 [U] on the CPU, distinct.
+            gradient: [U, dim] on any device, any float dtype; sums are float32.
+        """
+        gradient = gradient.detach().float().contiguous()
+        with self._lock:
+            if self.row_ids is not None and not self.pushed:
+                if self.proxy.grad is None:
+                    raise BadOption(
+                        f"table {self.info.name!r}: the gradient of sparse.parameters() was set to None from outside; use "
+                        "sparse.zero_grad()"
+                    )
+                row_ids, gradient = _merge(self.row_ids, self.proxy.grad, row_ids, gradient)
+            self.proxy.grad = None
+            self.proxy.data = gradient.new_zeros(()).expand(gradient.shape)
+            self.proxy.grad, self.row_ids, self.pushed = gradient, row_ids, False
+
+    def to_push(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Returns ids and gradient that wait to be pushed, or None."""
+        with self._lock:
+            row_ids, gradient = self.row_ids, self.proxy.grad
+            return None if row_ids is None or gradient is None or self.pushed else (row_ids, gradient)
+
+    def mark_pushed(self) -> None:
+        """Notes that the gradient is used: it is not pushed again, and the next backward starts a new one."""
+        with self._lock:
+            self.pushed = True
+
+    def clear(self) -> None:
+        """Forgets the gradient, pushed or not."""
+        with self._lock:
+            self.proxy.grad, self.row_ids, self.pushed = None, None, False
+
+    def own(self, optimizer: SparseAdam) -> None:
+        """Notes that an optimizer pushes this gradient."""
+        self._owners.add(optimizer)
+
+    def require_owner(self) -> None:
+        """Checks that exactly one optimizer will push what a training forward records.
+
+        Raises:
+            BadOption: no SparseAdam has this table, or two have.
+        """
+        if len(self._owners) > 1:
+            gc.collect()  # a former optimizer that a scheduler ties into a cycle is gone only now
+        if len(self._owners) == 1:
+            return
+        if not self._owners:
+            raise BadOption(
+                f"table {self.info.name!r} is used for training but no SparseAdam has it: make "
+                "shardam.SparseAdam([module]) before the first forward, or run under torch.no_grad(), or make the module with "
+                "trainable=False",
+                metadata={"table": self.info.name},
+            )
+        raise BadOption(
+            f"table {self.info.name!r} belongs to {len(self._owners)} SparseAdam optimizers, and its gradient would be pushed "
+            "by whichever steps first; give all modules of the table to one",
+            metadata={"table": self.info.name},
+        )
+
+
+def _merge(
+    first_ids: torch.Tensor, first: torch.Tensor, second_ids: torch.Tensor, second: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Adds two gradients row by row; each has distinct ids, so the order within one does not matter."""
+    row_ids, places = torch.unique(torch.cat([first_ids, second_ids]), return_inverse=True)
+    total = torch.zeros(row_ids.numel(), first.shape[1], dtype=torch.float32, device=second.device)
+    places = places.to(second.device)
+    total[places[: first_ids.numel()]] = first.to(second.device)
+    total.index_add_(0, places[first_ids.numel() :], second)
+    return row_ids, total
+
+
+class PulledRows(torch.autograd.Function):
+    """Puts pulled rows into the graph; their gradient goes to a TableGradient."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, anchor: torch.Tensor, rows: torch.Tensor, gradient: TableGradient, row_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns the rows as they are."""
+        ctx.gradient, ctx.row_ids = gradient, row_ids  # type: ignore[attr-defined]  # torch's way to keep what is no tensor
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[None, None, None, None]:
+        """Records the rows' gradient; nothing flows further."""
+        ctx.gradient.add(ctx.row_ids, grad)  # type: ignore[attr-defined]
+        return None, None, None, None
+
+
+def gradient_of(cluster: Cluster, info: TableInfo) -> TableGradient:
+    """Returns the one gradient of a client and table."""
+    with _gradients_lock:
+        tables = _gradients.setdefault(cluster, {})
+        if info.table_id not in tables:
+            tables[info.table_id] = TableGradient(info)
+        return tables[info.table_id]

@@ -1,0 +1,200 @@
+"""Splits a change among the shards: one message each, empty ones too, checked to fit before anything is sent."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from shardam._arrays import Float32s, Int64s, to_wire
+from shardam._changes import Change
+from shardam_kernels.factors import AdamOptions
+from shardam_proto.errors import MessageTooLarge
+from shardam_proto.limits import MAX_MESSAGE_BYTES
+from shardam_proto.routing import RouteMap
+from shardam_proto.v1 import common_pb2, embedding_pb2, row_pb2
+
+HEADER_BYTES = 256
+"""Room for a message's header, which is filled in when it is sent (at most about 150 bytes)."""
+
+PushChange = Change[embedding_pb2.PushRequest, embedding_pb2.PushResponse]
+AssignChange = Change[row_pb2.AssignRowsRequest, row_pb2.AssignRowsResponse]
+DeleteChange = Change[row_pb2.DeleteRowsRequest, row_pb2.DeleteRowsResponse]
+
+Positions = slice | npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class TableStepGradient:
+    """One table's merged gradient of one optimizer step.
+
+    Attributes:
+        table: the table's name.
+        table_id: its id.
+        row_ids: int64 [U], distinct.
+        gradients: float32 [U, dim].
+        options: hyper-parameters.
+        grad_scale: loss scale of the gradients.
+    """
+
+    table: str
+    table_id: int
+    row_ids: Int64s
+    gradients: Float32s
+    options: AdamOptions
+    grad_scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RowWrite:
+    """Rows to be written.
+
+    Attributes:
+        row_ids: int64 [N], distinct.
+        weight: float32 [N, dim].
+        exp_avg: float32 [N, dim], or None: an old row keeps its own, a new one gets zero.
+        exp_avg_sq: as exp_avg.
+        if_absent: leave rows that exist as they are.
+    """
+
+    row_ids: Int64s
+    weight: Float32s
+    exp_avg: Float32s | None
+    exp_avg_sq: Float32s | None
+    if_absent: bool
+
+
+def positions_by_shard(route_map: RouteMap, row_ids: Int64s) -> Iterator[Positions]:
+    """Yields for each shard the positions of its ids, in their order."""
+    if route_map.num_shards == 1:
+        yield slice(None)
+        return
+    owners = route_map.shards_of(row_ids)
+    order = np.argsort(owners, kind="stable")
+    ends = np.searchsorted(owners[order], np.arange(route_map.num_shards), side="right")
+    start = 0
+    for end in ends:
+        yield order[start:end]
+        start = int(end)
+
+
+def push_change(sections: Sequence[TableStepGradient], route_map: RouteMap) -> PushChange:
+    """Builds the push of one optimizer step; a table with no rows steps, too.
+
+    Args:
+        sections: the tables that step, each once.
+        route_map: bucket to shard.
+
+    Raises:
+        MessageTooLarge: a shard's part does not fit a message.
+    """
+    split = [list(positions_by_shard(route_map, section.row_ids)) for section in sections]
+    distinct = list(dict.fromkeys((section.options, section.grad_scale) for section in sections))
+    options = [options_message(*pair) for pair in distinct]
+    indexes = [distinct.index((section.options, section.grad_scale)) for section in sections]
+    what = f"push of {_tables(section.table for section in sections)}"
+    parts = []
+    for shard in range(route_map.num_shards):
+        row_ids = [section.row_ids[positions[shard]] for section, positions in zip(sections, split, strict=True)]
+        rows = [section.gradients[positions[shard]] for section, positions in zip(sections, split, strict=True)]
+        _check_size(sum(ids.nbytes for ids in row_ids) + sum(gradients.nbytes for gradients in rows), what, shard)
+        part = embedding_pb2.PushRequest(
+            options=options,
+            sections=[
+                common_pb2.Section(
+                    table_id=section.table_id, num_rows=ids.size, options_index=index, dtype=common_pb2.DTYPE_FLOAT32
+                )
+                for section, ids, index in zip(sections, row_ids, indexes, strict=True)
+            ],
+            row_ids=b"".join(map(to_wire, row_ids)),
+            rows=b"".join(map(to_wire, rows)),
+        )
+        _check_size(part.ByteSize(), what, shard)
+        parts.append(part)
+    return Change(lambda link: link.embedding.Push, parts, _stepped, what)
+
+
+def _stepped(answer: embedding_pb2.PushResponse) -> list[int]:
+    return [step.table_id for step in answer.steps]
+
+
+def assign_change(table: str, table_id: int, write: RowWrite, route_map: RouteMap) -> AssignChange:
+    """Builds the writing of rows.
+
+    Raises:
+        MessageTooLarge: a shard's part does not fit a message.
+    """
+    what = f"assign of table {table!r}"
+    parts = []
+    for shard, positions in enumerate(positions_by_shard(route_map, write.row_ids)):
+        row_ids = write.row_ids[positions]
+        columns = {"weight": write.weight, "exp_avg": write.exp_avg, "exp_avg_sq": write.exp_avg_sq}
+        present = {name: values[positions] for name, values in columns.items() if values is not None}
+        _check_size(row_ids.nbytes + sum(values.nbytes for values in present.values()), what, shard)
+        part = row_pb2.AssignRowsRequest(
+            table_id=table_id,
+            if_absent=write.if_absent,
+            row_ids=to_wire(row_ids),
+            weight=to_wire(present["weight"]),
+            exp_avg=to_wire(present["exp_avg"]) if "exp_avg" in present else None,
+            exp_avg_sq=to_wire(present["exp_avg_sq"]) if "exp_avg_sq" in present else None,
+        )
+        parts.append(part)
+    return Change(lambda link: link.rows.AssignRows, parts, lambda _: [], what)
+
+
+def delete_change(table: str, table_id: int, row_ids: Int64s, route_map: RouteMap) -> DeleteChange:
+    """Builds the deletion of rows.
+
+    Raises:
+        MessageTooLarge: a shard's part does not fit a message.
+    """
+    what = f"delete of table {table!r}"
+    parts = []
+    for shard, positions in enumerate(positions_by_shard(route_map, row_ids)):
+        mine = row_ids[positions]
+        _check_size(mine.nbytes, what, shard)
+        parts.append(row_pb2.DeleteRowsRequest(table_id=table_id, row_ids=to_wire(mine)))
+    return Change(lambda link: link.rows.DeleteRows, parts, lambda _: [], what)
+
+
+def options_message(options: AdamOptions, grad_scale: float) -> common_pb2.AdamOptions:
+    """Converts hyper-parameters to their message."""
+    return common_pb2.AdamOptions(
+        lr=options.lr,
+        beta1=options.betas[0],
+        beta2=options.betas[1],
+        eps=options.eps,
+        weight_decay=options.weight_decay,
+        decoupled_weight_decay=options.decoupled_weight_decay,
+        maximize=options.maximize,
+        grad_scale=grad_scale,
+    )
+
+
+def options_value(message: common_pb2.AdamOptions) -> AdamOptions:
+    """Converts hyper-parameters from their message."""
+    return AdamOptions(
+        lr=message.lr,
+        betas=(message.beta1, message.beta2),
+        eps=message.eps,
+        weight_decay=message.weight_decay,
+        decoupled_weight_decay=message.decoupled_weight_decay,
+        maximize=message.maximize,
+    )
+
+
+def _check_size(num_bytes: int, what: str, shard: int) -> None:
+    if num_bytes + HEADER_BYTES > MAX_MESSAGE_BYTES:
+        raise MessageTooLarge(
+            f"{what}: the part for shard {shard} has {num_bytes} bytes, a message holds at most {MAX_MESSAGE_BYTES}; use "
+            "smaller batches, or more shards; nothing was sent",
+            metadata={"shard": str(shard), "size_bytes": str(num_bytes), "max_bytes": str(MAX_MESSAGE_BYTES)},
+        )
+
+
+def _tables(names: Iterator[str]) -> str:
+    listed = [repr(name) for name in names]
+    return f"table {listed[0]}" if len(listed) == 1 else f"{len(listed)} tables"

@@ -1,0 +1,185 @@
+"""Reads of rows from all shards at once: ids are split by the route map, answers scattered back in the order asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, cast
+
+import numpy as np
+
+from shardam._arrays import Float32s, Int64s, to_wire
+from shardam._calls import RequestT, ResponseT, ShardCall
+from shardam._link import ShardLink
+from shardam._parts import HEADER_BYTES, positions_by_shard
+from shardam._session import Session
+from shardam._values import Rows, TableInfo
+from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_SCAN_ROWS
+from shardam_proto.v1 import common_pb2, embedding_pb2, row_pb2
+
+SECTION_BYTES = 64
+"""Room for one section and its table's step in a message, rounded up."""
+
+ROW_COUNTER_BYTES = 64
+"""Room for a row's id, flag and counters in a message, rounded up."""
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class _PullMessage:
+    """One message of a pull: which positions of which of the asked tables it reads, and how full it is."""
+
+    link: ShardLink
+    pieces: list[tuple[int, Int64s]] = dataclasses.field(default_factory=list)
+    num_bytes: int = HEADER_BYTES
+
+
+def read_weights(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]]) -> list[Float32s]:
+    """Reads weights of any number of tables, one message per shard where the answer fits one.
+
+    Args:
+        session: the client.
+        wanted: tables and ids, int64 [N], duplicates allowed.
+
+    Returns:
+        float32 [N, dim] for each, writable.
+
+    Raises:
+        ShardamError: as Session.answer.
+    """
+    results = [np.empty((row_ids.size, info.spec.dim), np.float32) for info, row_ids in wanted]
+    messages = _pull_messages(session, wanted)
+    requests = [
+        ShardCall(message.link, lambda link: link.embedding.Pull, _pull_request(message, wanted)) for message in messages
+    ]
+    for message, answer in zip(messages, _answer_all(session, requests), strict=True):
+        rows, start = np.frombuffer(answer.rows, dtype="<f4"), 0
+        for table, positions in message.pieces:
+            dim = wanted[table][0].spec.dim
+            end = start + positions.size * dim
+            results[table][positions] = rows[start:end].reshape(positions.size, dim)
+            start = end
+    return results
+
+
+def _pull_messages(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]]) -> list[_PullMessage]:
+    """Fills messages shard by shard so that neither a request nor its answer is above MAX_MESSAGE_BYTES."""
+    split = [list(positions_by_shard(session.route_map, row_ids)) for _, row_ids in wanted]
+    messages: list[_PullMessage] = []
+    for link in session.links:
+        current = _PullMessage(link)
+        for table, (info, row_ids) in enumerate(wanted):
+            positions = np.arange(row_ids.size)[split[table][link.index]]
+            row_bytes = max(8, 4 * info.spec.dim)
+            while positions.size:
+                room = (MAX_MESSAGE_BYTES - current.num_bytes - SECTION_BYTES) // row_bytes
+                if room <= 0:
+                    messages.append(current)
+                    current = _PullMessage(link)
+                    continue
+                current.pieces.append((table, positions[:room]))
+                current.num_bytes += SECTION_BYTES + row_bytes * min(room, positions.size)
+                positions = positions[room:]
+        if current.pieces:
+            messages.append(current)
+    return messages
+
+
+def _pull_request(message: _PullMessage, wanted: Sequence[tuple[TableInfo, Int64s]]) -> embedding_pb2.PullRequest:
+    sections = [
+        common_pb2.Section(table_id=wanted[table][0].table_id, num_rows=positions.size, dtype=common_pb2.DTYPE_FLOAT32)
+        for table, positions in message.pieces
+    ]
+    row_ids = b"".join(to_wire(wanted[table][1][positions]) for table, positions in message.pieces)
+    return embedding_pb2.PullRequest(sections=sections, row_ids=row_ids)
+
+
+def read_rows(session: Session, info: TableInfo, row_ids: Int64s) -> Rows:
+    """Reads rows with their moments; a row that does not exist is not created.
+
+    Args:
+        session: the client.
+        info: the table.
+        row_ids: int64 [N], duplicates allowed.
+
+    Raises:
+        ShardamError: as Session.answer.
+    """
+    limit = _rows_per_message(info.spec.dim)
+    calls, places = [], []
+    for link, in_shard in zip(session.links, positions_by_shard(session.route_map, row_ids), strict=True):
+        positions = np.arange(row_ids.size)[in_shard]
+        for start in range(0, positions.size, limit):
+            place = positions[start : start + limit]
+            request = row_pb2.ReadRowsRequest(table_id=info.table_id, include_optimizer=True, row_ids=to_wire(row_ids[place]))
+            calls.append(ShardCall(link, lambda link: link.rows.ReadRows, request))
+            places.append(place)
+    result = _empty_rows(row_ids.size, info.spec.dim)
+    for place, answer in zip(places, _answer_all(session, calls), strict=True):
+        page = _decode_rows(answer.rows, info.spec.dim)
+        for field in dataclasses.fields(Rows):
+            getattr(result, field.name)[place] = getattr(page, field.name)
+    return result
+
+
+def scan_rows(session: Session, info: TableInfo, batch_size: int) -> Iterator[Rows]:
+    """Yields existing rows, shard by shard, at most batch_size at a time; see Table.scan.
+
+    Raises:
+        ShardamError: as Session.answer.
+    """
+    max_rows = min(batch_size, MAX_SCAN_ROWS, _rows_per_message(info.spec.dim))
+    for link in session.links:
+        next_key: int | None = 0
+        while next_key is not None:
+            request = row_pb2.ScanRowsRequest(
+                table_id=info.table_id, include_optimizer=True, from_key=next_key, max_rows=max_rows
+            )
+            answer = session.answer(ShardCall(link, lambda link: link.rows.ScanRows, request))
+            rows = _decode_rows(answer.rows, info.spec.dim)
+            if len(rows):
+                yield rows
+            next_key = answer.next_key if answer.HasField("next_key") else None
+
+
+def _answer_all(session: Session, calls: Sequence[ShardCall[RequestT, ResponseT]]) -> list[ResponseT]:
+    """Makes read calls side by side; the first problem is raised after all have ended."""
+    if len(calls) == 1:
+        return [session.answer(calls[0])]
+    tasks: list[Callable[[], object]] = [functools.partial(session.answer, call) for call in calls]
+    results = session.readers.run_all(tasks)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast("list[ResponseT]", results)
+
+
+def _rows_per_message(dim: int) -> int:
+    return max(1, (MAX_MESSAGE_BYTES - HEADER_BYTES) // (3 * 4 * dim + ROW_COUNTER_BYTES))
+
+
+def _empty_rows(num_rows: int, dim: int) -> Rows:
+    return Rows(
+        row_ids=np.empty(num_rows, np.int64),
+        weight=np.empty((num_rows, dim), np.float32),
+        exp_avg=np.empty((num_rows, dim), np.float32),
+        exp_avg_sq=np.empty((num_rows, dim), np.float32),
+        step=np.empty(num_rows, np.int64),
+        found=np.empty(num_rows, np.bool_),
+    )
+
+
+def _decode_rows(columns: row_pb2.RowColumns, dim: int) -> Rows:
+    def floats(data: bytes) -> Float32s:
+        return np.frombuffer(data, dtype="<f4").astype(np.float32).reshape(-1, dim)  # astype copies: private and writable
+
+    return Rows(
+        row_ids=np.frombuffer(columns.row_ids, dtype="<i8").astype(np.int64),
+        weight=floats(columns.weight),
+        exp_avg=floats(columns.exp_avg),
+        exp_avg_sq=floats(columns.exp_avg_sq),
+        step=np.frombuffer(columns.step, dtype="<i8").astype(np.int64),
+        found=np.frombuffer(columns.found, dtype=np.uint8).astype(np.bool_),
+    )

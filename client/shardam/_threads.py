@@ -1,0 +1,62 @@
+"""Threads that make blocking calls to shards side by side.
+
+They are started at connect and live as long as the client: gRPC's own futures and executors start threads when they are
+used, which Python 3.12 and later refuse while the interpreter exits, and queued pushes are flushed exactly then.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class CallThreads(Generic[T]):
+    """A fixed number of daemon threads.
+
+    Args:
+        num_threads: calls that run at once.
+        name: prefix of the threads' names.
+    """
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._tasks: queue.SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True) for index in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def run_all(self, tasks: Sequence[Callable[[], T]]) -> list[T | BaseException]:
+        """Starts all tasks, then waits for all.
+
+        Returns:
+            Each task's result, or the exception it raised, in order.
+        """
+        futures: list[Future[T]] = []
+        for task in tasks:
+            future: Future[T] = Future()
+            futures.append(future)
+            self._tasks.put((task, future))
+        return [future.exception() or future.result() for future in futures]
+
+    def close(self) -> None:
+        """Ends the threads after what they are doing; does not wait for them."""
+        for _ in self._threads:
+            self._tasks.put(None)
+
+    def _run(self) -> None:
+        while True:
+            item = self._tasks.get()
+            if item is None:
+                return
+            task, future = item
+            try:
+                future.set_result(task())
+            except BaseException as error:  # noqa: BLE001 - the thread's edge: whoever waits gets the error
+                future.set_exception(error)
+            del item, task, future  # an idle thread keeps no message alive

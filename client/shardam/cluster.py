@@ -1,0 +1,268 @@
+"""A connection to a cluster: tables by name, and the one queue through which this client changes them."""
+
+from __future__ import annotations
+
+import atexit
+import difflib
+import logging
+import math
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NoReturn, Self
+
+from shardam._calls import ShardCall
+from shardam._discovery import open_session
+from shardam._link import ShardLink
+from shardam._parts import TableStepGradient, options_value, push_change
+from shardam._pusher import Pusher
+from shardam._session import Session, SessionOptions
+from shardam._values import TableInfo, TableStats
+from shardam.table import Table
+from shardam_proto.errors import BadOption, ShardamError, UnknownTable
+from shardam_proto.schema import TableSpec, check_name
+from shardam_proto.v1 import common_pb2, table_pb2
+
+logger = logging.getLogger(__name__)
+
+URL_VARIABLE = "SHARDAM_REDIS_URL"
+TOKEN_VARIABLE = "SHARDAM_TOKEN"
+
+PAGE_SIZE = 1000
+"""Tables of one page of a listing; a schema has about 100 bytes."""
+
+_open_clusters: set[Cluster] = set()
+_exit_hook = threading.Lock()
+
+
+class Cluster:
+    """A client of a cluster; made by connect, or a LocalCluster. Thread-safe, and a context manager that closes.
+
+    It belongs to the process that made it: it does not work after a fork, and cannot be pickled.
+
+    Args:
+        session: an open client.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._pusher = Pusher(session)
+        self._close_lock = threading.Lock()
+        self._closed = False
+        _close_at_exit(self)
+
+    @property
+    def name(self) -> str:
+        """The cluster's name."""
+        return self._session.options.cluster
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards."""
+        return self._session.route_map.num_shards
+
+    # -- tables
+
+    def tables(self) -> list[TableInfo]:
+        """Returns all tables, by name."""
+        return [_info(table) for table in self._listed(self._home)]
+
+    def table(self, name: str) -> Table:
+        """Returns a table.
+
+        Raises:
+            UnknownTable: there is none of this name; the message lists near names.
+        """
+        if not isinstance(name, str):
+            raise BadOption(f"a table is named by a string, got {name!r}")
+        try:
+            info = next(self._listed(self._home, [name]))
+        except UnknownTable:
+            raise self._unknown(name) from None
+        return Table(self, _info(info))
+
+    def create_table(self, spec: TableSpec) -> Table:
+        """Creates a table on all shards; one that exists with the same schema is returned as it is.
+
+        Raises:
+            SchemaMismatch: a table of this name has another schema; the message shows both.
+        """
+        return self.create_tables([spec])[0]
+
+    def create_tables(self, specs: Sequence[TableSpec]) -> list[Table]:
+        """Creates tables, all or none, in one call.
+
+        Raises:
+            SchemaMismatch: as create_table.
+        """
+        for spec in specs:
+            if not isinstance(spec, TableSpec):
+                raise BadOption(f"create_tables takes shardam.TableSpec values, got {spec!r}")
+        if not specs:
+            return []
+        request = table_pb2.CreateTablesRequest(specs=[spec.to_proto() for spec in specs])
+        answer = self._session.answer(ShardCall(self._home, lambda link: link.tables.CreateTables, request))
+        return [Table(self, _info(table)) for table in answer.tables]
+
+    @property
+    def _home(self) -> ShardLink:
+        self._session.check()
+        return self._session.links[0]
+
+    def _listed(self, link: ShardLink, names: Sequence[str] = ()) -> Iterator[common_pb2.TableInfo]:
+        after_name = ""
+        while True:
+            request = table_pb2.ListTablesRequest(names=names, page_size=PAGE_SIZE, after_name=after_name)
+            answer = self._session.answer(ShardCall(link, lambda target: target.tables.ListTables, request))
+            yield from answer.tables
+            after_name = answer.next_after_name
+            if not after_name:
+                return
+
+    def _unknown(self, name: str) -> UnknownTable:
+        names = [table.spec.name for table in self._listed(self._home)]
+        near = difflib.get_close_matches(name, names, n=5)
+        if near:
+            hint = f"near names: {', '.join(map(repr, near))}"
+        else:
+            hint = f"the cluster has {len(names)} tables: {', '.join(map(repr, names[:8])) or 'none yet'}"
+        return UnknownTable(
+            f"cluster {self.name!r} has no table {name!r}; {hint}. Create one with create_table(shardam.TableSpec(name, dim))",
+            metadata={"table": name},
+        )
+
+    def _table_stats(self, info: TableInfo) -> TableStats:
+        self._ready_to_read()
+        shards: list[common_pb2.TableInfo] = []
+        for link in self._session.links:
+            shards.extend(self._listed(link, [info.name]))
+        home = shards[0]
+        return TableStats(
+            table_step=home.table_step,
+            num_rows=sum(shard.num_rows for shard in shards),
+            rows_per_shard=tuple(shard.num_rows for shard in shards),
+            record_bytes=sum(shard.record_bytes for shard in shards),
+            index_bytes=sum(shard.index_bytes for shard in shards),
+            saturated_values=sum(shard.saturated_values for shard in shards),
+            nonfinite_pushes=sum(shard.nonfinite_pushes for shard in shards),
+            last_options=options_value(home.last_options) if home.HasField("last_options") else None,
+        )
+
+    # -- changes
+
+    def _ready_to_read(self) -> Session:
+        """Waits for this client's queued pushes; a read then sees them."""
+        self._pusher.flush()
+        return self._session
+
+    def _ready_to_write(self) -> tuple[Session, Pusher]:
+        self._session.check()
+        return self._session, self._pusher
+
+    def _queue_push(self, sections: Sequence[TableStepGradient]) -> None:
+        """Queues one optimizer step and returns; its error is raised by the next step, read or flush."""
+        session, pusher = self._ready_to_write()
+        pusher.submit(push_change(sections, session.route_map))
+
+    # -- end
+
+    def close(self) -> None:
+        """Sends what is queued, says goodbye to the shards and closes the connections. May be called again.
+
+        Raises:
+            ShardamError: a queued push failed; everything is closed all the same.
+        """
+        if not self._session.in_this_process:
+            return  # a forked child: threads and channels are the parent's
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                if not self._session.failure_was_raised:
+                    self._pusher.flush()
+            finally:
+                self._pusher.close()
+                self._session.close()
+                _open_clusters.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except ShardamError as problem:
+            if error is None:
+                raise
+            logger.error("while closing after another error: %s", problem)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.num_shards} shards)"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses pickling: connections and queued pushes cannot travel.
+
+        Raises:
+            TypeError: always, as for every object that cannot be pickled.
+        """
+        raise TypeError("a shardam Cluster cannot be pickled; call shardam.connect in the other process")
+
+
+def connect(
+    url: str | None = None,
+    *,
+    cluster: str = "default",
+    token: str | None = None,
+    mode: str = "async",
+    shard_timeout_s: float = 60.0,
+) -> Cluster:
+    """Connects to a cluster; waits until its map is made and all its shards are ready.
+
+    Args:
+        url: the cluster's Redis, redis://[:password@]host:port/db; None: $SHARDAM_REDIS_URL.
+        cluster: the cluster's name.
+        token: the cluster's token; None: $SHARDAM_TOKEN, if set.
+        mode: "async", every push is applied on arrival; this version has no other.
+        shard_timeout_s: how long to wait for the cluster, and later for a shard's answer to one call.
+
+    Raises:
+        BadOption: no URL, another mode, or a time-out that is not a number > 0.
+        RedisUnreachable: no Redis at the URL within shard_timeout_s.
+        ShardNotReady: the cluster was not ready in that time; the message says what was missing.
+        ShardUnreachable: a registered shard did not answer.
+        BadToken: the token is missing or wrong.
+    """
+    redis_url = url or os.environ.get(URL_VARIABLE)
+    if not redis_url:
+        raise BadOption(
+            f"no Redis URL: pass url= to shardam.connect or set {URL_VARIABLE} (shardam up prints it); "
+            "shardam.LocalCluster() starts a cluster of its own"
+        )
+    if mode != "async":
+        raise BadOption(f"mode must be 'async', the only one of this version, got {mode!r}")
+    if isinstance(shard_timeout_s, bool) or not isinstance(shard_timeout_s, (int, float)) or not 0 < shard_timeout_s < math.inf:
+        raise BadOption(f"shard_timeout_s must be a finite number of seconds > 0, got {shard_timeout_s!r}")
+    check_name(cluster, "cluster name")
+    token = token or os.environ.get(TOKEN_VARIABLE) or None
+    return Cluster(open_session(SessionOptions(redis_url, cluster, token, float(shard_timeout_s))))
+
+
+def _info(table: common_pb2.TableInfo) -> TableInfo:
+    return TableInfo(TableSpec.from_proto(table.spec), table.table_id, table.table_seed)
+
+
+def _close_at_exit(cluster: Cluster) -> None:
+    with _exit_hook:
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)  # last registered runs first: before the hooks of what it needs
+        _open_clusters.add(cluster)
+
+
+def _close_all() -> None:
+    for cluster in list(_open_clusters):
+        try:
+            cluster.close()
+        except ShardamError as error:
+            logger.error("%r could not send its last changes: %s", cluster, error)

@@ -1,0 +1,64 @@
+"""`python -m torch.distributed.run ... -m shardam.demo`: one worker of the demo. `shardam demo` starts them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import shardam
+from shardam.demo.dataset import ClickData
+from shardam.demo.events import emit
+from shardam.demo.worker import Run, Worker
+from shardam_proto.errors import ShardamError
+
+
+def exit_with_stdin() -> None:
+    """Ends this process at once when stdin reaches its end, so that no worker outlives the command that started it."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one rank; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m torch.distributed.run ... -m shardam.demo", description=__doc__)
+    parser.add_argument("--dataset", type=Path, required=True, metavar="FILE", help="written by python -m shardam.demo.prepare")
+    parser.add_argument("--cluster", default="default", metavar="NAME", help="name of the cluster behind $SHARDAM_REDIS_URL")
+    parser.add_argument("--epochs", type=int, default=5, help="passes over the training samples (default 5)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and sample order (default 0)")
+    parser.add_argument("--exit-with-stdin", action="store_true", help="exit at once when stdin reaches its end")
+    options = parser.parse_args(arguments)
+    if "RANK" not in os.environ:
+        parser.error("no RANK in the environment: start workers with `shardam demo`, or under python -m torch.distributed.run")
+    if options.exit_with_stdin:
+        exit_with_stdin()
+    torch.set_num_threads(1)  # workers share the machine with the shards and with each other; see also Baseline
+    rank = int(os.environ["RANK"])
+    try:
+        dist.init_process_group("gloo")
+        with shardam.connect(cluster=options.cluster) as cluster:
+            Worker(Run(ClickData.load(options.dataset), options.epochs, options.seed), cluster).run()
+        dist.destroy_process_group()
+    except ShardamError as error:
+        emit("error", message=f"worker {rank}: {error.message}", expected=True)
+        return 1
+    except Exception as error:  # noqa: BLE001 - the edge of the process: torchrun reports an exit status only
+        trace = "".join(traceback.format_exception(error))
+        emit("error", message=f"worker {rank} has failed unexpectedly:\n{trace}", expected=False)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,197 @@
+"""A cluster on this machine, started by the program that uses it and gone with it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+from typing import IO
+
+from shardam._discovery import open_session
+from shardam._session import SessionOptions
+from shardam.cluster import Cluster
+from shardam_proto.errors import BadOption, ShardNotReady
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+"""A cold start of all processes takes 2 to 5 s on two cores; ten times that is a hang."""
+
+STOP_TIMEOUT_S = 30.0
+"""Time to drain after the end of input before the processes are ended by signal."""
+
+SHARD_TIMEOUT_S = 60.0
+
+_STDERR_LINES = 40
+"""Lines of the processes' log that an error shows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalShard:
+    """A shard process at the time of the start.
+
+    Attributes:
+        index: shard index.
+        address: host:port of its gRPC server.
+        http_address: host:port of its metrics.
+        pid: process id.
+    """
+
+    index: int
+    address: str
+    http_address: str
+    pid: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """What `up --json` prints once everything serves."""
+
+    cluster: str
+    redis_url: str
+    admin_url: str
+    shards: tuple[LocalShard, ...]
+
+    @classmethod
+    def from_json(cls, line: str) -> _Ready:
+        values = json.loads(line)
+        shards = tuple(LocalShard(**shard) for shard in values["shards"])
+        return cls(values["cluster"], values["redis_url"], values["admin_url"], shards)
+
+
+class LocalCluster(Cluster):
+    """Starts shards, the admin API and a private Valkey as child processes, and connects to them.
+
+    Rows live in the memory of these processes only: they are gone when the cluster is closed. The processes also end when
+    this one ends in any way, because their standard input then ends.
+
+    Args:
+        shards: number of shard processes, at least 1.
+        seed: seed of the initial weights of all tables.
+        device: "cpu", or "auto": what the machine offers.
+
+    Attributes:
+        admin_url: base URL of the admin API.
+        redis_url: URL of the private Valkey, for connect in other processes.
+        shards: the shard processes.
+
+    Raises:
+        BadOption: an argument is out of range.
+        ShardNotReady: the processes ended or were not ready in time; the message has the end of their log.
+    """
+
+    def __init__(self, shards: int = 2, *, seed: int = 0, device: str = "auto") -> None:
+        self._process = _ServerProcess(_command(shards, seed, device))
+        try:
+            ready = self._process.wait_until_ready()
+            self.admin_url = ready.admin_url
+            self.redis_url = ready.redis_url
+            self.shards = ready.shards
+            super().__init__(open_session(SessionOptions(ready.redis_url, ready.cluster, None, SHARD_TIMEOUT_S)))
+        except BaseException:
+            self._process.stop()
+            raise
+
+    def close(self) -> None:
+        """Sends what is queued, disconnects, and ends the processes. May be called again.
+
+        Raises:
+            ShardamError: a queued push failed; the processes have ended all the same.
+        """
+        if not self._session.in_this_process:
+            return
+        try:
+            super().close()
+        finally:
+            self._process.stop()
+
+
+def _command(shards: int, seed: int, device: str) -> list[str]:
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        raise BadOption(f"shards must be an integer >= 1, got {shards!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise BadOption(f"seed must be an integer, got {seed!r}")
+    if not isinstance(device, str):
+        raise BadOption(f"device must be a string such as 'auto' or 'cpu', got {device!r}")
+    command = [sys.executable, "-m", "shardam_server", "up", "--shards", str(shards), "--port", "0", "--admin-port", "0"]
+    return [*command, "--seed", str(seed), "--device", device, "--json", "--exit-with-stdin"]
+
+
+class _ServerProcess:
+    """The parent of all processes of a local cluster."""
+
+    def __init__(self, command: list[str]) -> None:
+        # what is set for another cluster must not leak into this one
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SHARDAM_")}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches the program first, which then closes its cluster
+        )
+        self._first_line: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._log: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
+        self._readers = [
+            threading.Thread(target=self._read_stdout, args=(self._process.stdout,), name="shardam-up-stdout", daemon=True),
+            threading.Thread(target=self._read_stderr, args=(self._process.stderr,), name="shardam-up-stderr", daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def wait_until_ready(self) -> _Ready:
+        """Returns what `up` prints once everything serves.
+
+        Raises:
+            ShardNotReady: it ended before, or took too long.
+        """
+        try:
+            line = self._first_line.get(timeout=START_TIMEOUT_S)
+        except queue.Empty:
+            raise self._failure(f"was not ready within {START_TIMEOUT_S:g} s") from None
+        if not line:
+            code = self._process.wait(STOP_TIMEOUT_S)
+            raise self._failure(f"ended with exit status {code} before it was ready")
+        return _Ready.from_json(line)
+
+    def stop(self) -> None:
+        """Ends the processes: by the end of input, else by SIGTERM, else by SIGKILL. May be called again."""
+        process = self._process
+        if process.stdin is not None and not process.stdin.closed:
+            process.stdin.close()
+        for end in (process.terminate, process.kill):
+            try:
+                process.wait(STOP_TIMEOUT_S)
+                break
+            except subprocess.TimeoutExpired:
+                logger.warning("the local cluster (pid %d) did not end within %g s", process.pid, STOP_TIMEOUT_S)
+                end()
+        process.wait(STOP_TIMEOUT_S)
+        for reader in self._readers:
+            reader.join(STOP_TIMEOUT_S)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def _failure(self, what: str) -> ShardNotReady:
+        for reader in self._readers:
+            reader.join(1.0)  # the last lines say why
+        log = "\n".join(self._log) or "(no output)"
+        return ShardNotReady(f"the local cluster {what}; its last lines:\n{log}")
+
+    def _read_stdout(self, stream: IO[str]) -> None:
+        self._first_line.put(stream.readline())
+        for line in stream:
+            self._log.append(line.rstrip())
+
+    def _read_stderr(self, stream: IO[str]) -> None:
+        for line in stream:
+            self._log.append(line.rstrip())

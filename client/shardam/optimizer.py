@@ -1,0 +1,242 @@
+"""torch.optim.SparseAdam for tables on shards: the shards step, this object collects what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import overload
+
+import torch
+from torch.optim import Optimizer
+
+from shardam._gradient import TableGradient
+from shardam._parts import TableStepGradient
+from shardam._push_checks import check_options, merged_gradient
+from shardam.cluster import Cluster
+from shardam.embedding import Embedding
+from shardam_kernels.factors import AdamOptions
+from shardam_proto.errors import BadOption
+
+HYPER_PARAMETERS = ("lr", "betas", "eps", "maximize", "weight_decay", "decoupled_weight_decay")
+"""What a param group may set, and what travels with each push."""
+
+_BOOKKEEPING = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr", "param_names"})
+"""Keys that torch and its schedulers keep in param groups; they stay here."""
+
+ModuleGroup = dict[str, object]
+
+
+class SparseAdam(Optimizer):
+    """Steps the tables of modules on their shards, with torch.optim.SparseAdam's arithmetic.
+
+    A table's gradient is what backward has recorded for its modules since zero_grad, merged over all of their uses; a table
+    without a gradient does not step. step() queues the push and returns: an error is raised by the next step, pull or
+    synchronize. A gradient is pushed once: a second step() without a backward pushes and counts nothing, where torch would
+    apply it again. Clip with `torch.nn.utils.clip_grad_norm_(sparse.parameters(), ...)`; torch.amp.GradScaler works as with
+    torch's own optimizers. state_dict() has the hyper-parameters; moments live on the shards.
+
+    Args:
+        modules: shardam.Embedding modules, or param groups as in torch: dicts with "params": modules and hyper-parameters.
+        lr: learning rate, > 0; a scheduler may take it to 0. A tensor of one element is read at each step.
+        betas: decay of the first and second moment, each in [0, 1).
+        eps: added to sqrt(exp_avg_sq).
+        maximize: step towards larger loss.
+        weight_decay: of rows that a step names; 0 for none.
+        decoupled_weight_decay: decay the weight (AdamW) instead of adding weight_decay * weight to the gradient.
+        unknown: refused.
+
+    Raises:
+        BadOption: a hyper-parameter is out of range or unknown, a module is no shardam.Embedding, or a table is in two groups.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler then always calls step() and leaves unscaling to it
+
+    def __init__(
+        self,
+        modules: Embedding | Iterable[Embedding] | Iterable[ModuleGroup],
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        maximize: bool = False,
+        *,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        **unknown: object,
+    ) -> None:
+        _refuse_unknown(unknown)
+        defaults: dict[str, object] = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "maximize": maximize,
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+        }
+        _check_group(defaults)
+        self._tables: dict[int, tuple[Cluster, TableGradient]] = {}
+        listed = [modules] if isinstance(modules, Embedding) else list(modules)
+        if not listed:
+            raise BadOption("SparseAdam got no modules")
+        super().__init__(listed, defaults)  # type: ignore[arg-type]  # add_param_group puts the proxies in
+
+    def add_param_group(self, param_group: ModuleGroup) -> None:
+        """Adds modules, with hyper-parameters of their own.
+
+        Args:
+            param_group: {"params": module or modules, "lr": ..., ...}.
+
+        Raises:
+            BadOption: as the constructor.
+        """
+        group = dict(param_group)
+        modules = group.get("params")
+        listed = [modules] if isinstance(modules, Embedding) else list(modules) if isinstance(modules, Iterable) else []
+        _refuse_unknown({name: value for name, value in group.items() if name not in ("params", *_BOOKKEEPING)})
+        _check_group({**self.defaults, **group})
+        tables: dict[int, tuple[Cluster, TableGradient]] = {}
+        for module in listed:
+            if not isinstance(module, Embedding):
+                raise BadOption(f"SparseAdam takes shardam.Embedding modules, got {type(module).__name__}; {_DENSE_REMEDY}")
+            tables[id(module._gradient.proxy)] = (module.table.cluster, module._gradient)
+        if not tables:
+            raise BadOption('a param group needs "params": one or more shardam.Embedding modules')
+        for key, (_, gradient) in tables.items():
+            if key in self._tables:
+                raise BadOption(f"table {gradient.info.name!r} is in two param groups; give all its modules to one")
+        super().add_param_group({**group, "params": [gradient.proxy for _, gradient in tables.values()]})
+        self._tables.update(tables)
+        for _, gradient in tables.values():
+            gradient.own(self)
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Yields what clipping needs: one parameter per table, whose .grad is the merged gradient [U, dim]."""
+        for group in self.param_groups:
+            yield from group["params"]
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Queues one push with every table that has a gradient, and returns.
+
+        Under a GradScaler that found an inf or NaN nothing is pushed, and the gradient counts as used.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+
+        Raises:
+            NonFiniteGradient, MessageTooLarge, BadOption: this step; nothing of it was sent.
+            ShardamError: an earlier queued push failed; this step's gradient is kept for another step().
+        """
+        for cluster in self._clusters():
+            cluster._pusher.raise_error()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if bool(getattr(self, "found_inf", 0)):
+            for _, gradient in self._tables.values():
+                gradient.mark_pushed()
+            return loss
+        scale = getattr(self, "grad_scale", None)
+        self._push(1.0 if scale is None else float(scale))
+        return loss
+
+    def _push(self, grad_scale: float) -> None:
+        steps: dict[Cluster, list[TableStepGradient]] = {}
+        used: list[TableGradient] = []
+        for group in self.param_groups:
+            options = _options(group)
+            for proxy in group["params"]:
+                cluster, gradient = self._tables[id(proxy)]
+                waiting = gradient.to_push()
+                if waiting is None:
+                    continue
+                info = gradient.info
+                check_options(options, grad_scale, info.name)
+                row_ids, rows = (tensor.detach().cpu().contiguous().numpy() for tensor in waiting)
+                step = merged_gradient(info, row_ids, rows, options, grad_scale)
+                steps.setdefault(cluster, []).append(step)
+                used.append(gradient)
+        for cluster, sections in steps.items():
+            cluster._queue_push(sections)
+        for gradient in used:
+            gradient.mark_pushed()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the tables' gradients; what was not pushed is dropped.
+
+        Args:
+            set_to_none: as in torch; a gradient of rows has no zeros to keep, so both do the same.
+        """
+        for _, gradient in self._tables.values():
+            gradient.clear()
+
+    def synchronize(self) -> None:
+        """Waits until every queued push has been applied.
+
+        Raises:
+            ShardamError: a queued push failed.
+        """
+        for cluster in self._clusters():
+            cluster._ready_to_read()
+
+    def _clusters(self) -> list[Cluster]:
+        return list(dict.fromkeys(cluster for cluster, _ in self._tables.values()))
+
+
+_DENSE_REMEDY = "dense parameters belong to a torch.optim optimizer beside this one"
+
+
+def _refuse_unknown(names: dict[str, object]) -> None:
+    unknown = sorted(set(names) - set(HYPER_PARAMETERS))
+    if unknown:
+        raise BadOption(
+            f"SparseAdam does not know {', '.join(unknown)}; supported are {', '.join(HYPER_PARAMETERS)}",
+            metadata={"options": ",".join(unknown)},
+        )
+
+
+def _check_group(group: dict[str, object]) -> None:
+    """Refuses hyper-parameters that no table could use from the start; a scheduler may later take lr to 0."""
+    options = _options(group)
+    check_options(options, 1.0, "(all)")
+    if options.lr == 0:
+        raise BadOption("SparseAdam: lr must be > 0; a scheduler may take it to 0 later")
+
+
+def _options(group: dict[str, object]) -> AdamOptions:
+    """Reads a param group as numbers of this moment: a tensor that changes later changes no push that was made."""
+    beta1, beta2 = _pair(group["betas"])
+    return AdamOptions(
+        lr=_number("lr", group["lr"]),
+        betas=(beta1, beta2),
+        eps=_number("eps", group["eps"]),
+        weight_decay=_number("weight_decay", group["weight_decay"]),
+        decoupled_weight_decay=_flag("decoupled_weight_decay", group["decoupled_weight_decay"]),
+        maximize=_flag("maximize", group["maximize"]),
+    )
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise BadOption(f"SparseAdam: {name} must be a number or a tensor of one element, got shape {tuple(value.shape)}")
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise BadOption(f"SparseAdam: {name} must be a number, got {value!r}")
+    return float(value)
+
+
+def _pair(value: object) -> tuple[float, float]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise BadOption(f"SparseAdam: betas must be a pair of numbers, got {value!r}")
+    return _number("betas[0]", value[0]), _number("betas[1]", value[1])
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise BadOption(f"SparseAdam: {name} must be True or False, got {value!r}")
+    return value
