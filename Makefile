@@ -1,0 +1,43 @@
+# What people and CI run. ARGS reaches the command: `make demo ARGS="--epochs 1"`, `make test ARGS="unit parity"`.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test lint proto cases constraints package clean
+
+BIN := .venv/bin
+# protoc finds its plugins on PATH.
+WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
+
+help: ## lists the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+setup: ## makes .venv ready: system checks, dependencies, the C++ extension, the demo's data
+	@scripts/setup.sh
+
+demo: setup ## trains the demo model on a cluster of its own, beside a local baseline
+	@$(BIN)/shardam demo $(ARGS)
+
+test: setup ## runs all tests, or the stages named in ARGS
+	@scripts/system.sh tests || { [ "$$CI" != true ] && echo "going on without: the tests that need it will be skipped"; }
+	@$(BIN)/python scripts/run_tests.py $(ARGS)
+
+lint: setup ## ruff, mypy --strict and buf
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/buf lint
+
+proto: setup ## regenerates the protobuf code and its stubs
+	$(WITH_VENV) $(BIN)/python proto/generate.py
+
+cases: setup ## checks that every case of the field log is tested, or says why not
+	$(BIN)/python scripts/check_cases.py
+
+constraints: setup ## writes constraints.txt anew from pyproject.toml, keeping pins that still fit
+	$(BIN)/python scripts/pin_constraints.py
+
+package: setup ## builds sdist and wheel in a temporary folder and checks what is in them
+	$(WITH_VENV) $(BIN)/python scripts/check_package.py
+
+clean: ## removes build results and caches, keeps .venv
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +

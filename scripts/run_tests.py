@@ -1,0 +1,168 @@
+"""Runs the tests in stages, each with the settings it needs, and prints seconds and counts per stage; run by `make test`.
+
+Usage: python scripts/run_tests.py [STAGE ...]   (no names: all stages, in order)
+
+Exit status: 0 if every stage passed, 1 otherwise, 2 for an unknown stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+HANG_FACTOR = 4
+"""A stage that takes this many times its ceiling hangs and is ended: a busy machine is slow, but not that slow."""
+
+PARALLEL = ("-n", "2", "--dist", "loadfile")
+"""A file's tests share clusters and tables, so a file stays on one worker."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One pytest run.
+
+    Attributes:
+        name: as on the command line.
+        ceiling_s: seconds it should take on 2 idle cores; printed beside what it took.
+        folder: where its tests lie, below tests/.
+        options: pytest options.
+        pattern: names of its files.
+        exclude: names of files that another stage of the same folder has.
+    """
+
+    name: str
+    ceiling_s: int
+    folder: str
+    options: tuple[str, ...] = ()
+    pattern: str = "test_*.py"
+    exclude: str = "conftest.py"
+
+    def files(self) -> list[str]:
+        """Returns the stage's test files."""
+        root = ROOT / "tests" / self.folder
+        return sorted(str(path) for path in set(root.rglob(self.pattern)) - set(root.rglob(self.exclude)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a stage did.
+
+    Attributes:
+        stage: the stage.
+        seconds: wall time.
+        exit_code: pytest's, or -1 if the stage was ended because it hung.
+        passed, failed, skipped: number of tests; errors count as failed.
+    """
+
+    stage: Stage
+    seconds: float
+    exit_code: int
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    @property
+    def good(self) -> bool:
+        """Whether tests ran and none failed; pytest's exit code for "no tests" is a failure like any other."""
+        return self.exit_code == 0 and self.passed > 0
+
+
+STAGES = (
+    Stage("unit", 90, "unit", PARALLEL),
+    Stage("parity", 90, "parity", PARALLEL),
+    Stage("integration", 150, "integration", PARALLEL, exclude="test_rest_*.py"),
+    Stage("rest", 120, "integration", PARALLEL, pattern="test_rest_*.py"),
+    Stage("fault", 90, "fault"),  # serial: it kills processes and measures who notices
+    Stage("browser", 90, "browser"),  # serial: one browser at a time is all that two cores carry
+)
+
+
+def run_stage(stage: Stage, files: Sequence[str], report_path: Path) -> Outcome:
+    """Runs a stage with its output going to this process's."""
+    command = [sys.executable, "-m", "pytest", f"--junitxml={report_path}", *stage.options, *files]
+    start = time.monotonic()
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+    try:
+        exit_code = process.wait(timeout=HANG_FACTOR * stage.ceiling_s)
+    except subprocess.TimeoutExpired:
+        exit_code = -1
+        print(f"{stage.name}: ended after {HANG_FACTOR} times its ceiling of {stage.ceiling_s} s", file=sys.stderr)
+    finally:
+        end(process)
+    return Outcome(stage, time.monotonic() - start, exit_code, *read_counts(report_path))
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupts pytest, so that fixtures clean up, and kills it if that takes too long."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def read_counts(report_path: Path) -> tuple[int, int, int]:
+    """Returns passed, failed and skipped tests of a JUnit report; zeros if pytest wrote none."""
+    if not report_path.exists():
+        return 0, 0, 0
+    passed = failed = skipped = 0
+    for suite in ElementTree.parse(report_path).getroot().iter("testsuite"):
+        bad = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        left_out = int(suite.get("skipped", 0))
+        failed += bad
+        skipped += left_out
+        passed += int(suite.get("tests", 0)) - bad - left_out
+    return passed, failed, skipped
+
+
+def summarise(outcomes: Sequence[Outcome]) -> None:
+    """Prints one line per stage and the sum."""
+    print(f"\n{'stage':<12} {'seconds':>8} {'ceiling':>8} {'passed':>7} {'failed':>7} {'skipped':>8}")
+    for outcome in outcomes:
+        note = "" if outcome.good else f"  FAILED (pytest exit {outcome.exit_code})"
+        if outcome.seconds > outcome.stage.ceiling_s:
+            note += "  over its ceiling"
+        counts = f"{outcome.passed:>7} {outcome.failed:>7} {outcome.skipped:>8}"
+        print(f"{outcome.stage.name:<12} {outcome.seconds:>8.1f} {outcome.stage.ceiling_s:>8} {counts}{note}")
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    totals = [sum(getattr(outcome, key) for outcome in outcomes) for key in ("passed", "failed", "skipped")]
+    print(f"{seconds:.0f} s in all")
+    print("tests: {} passed, {} failed, {} skipped".format(*totals), flush=True)
+
+
+def main(names: Sequence[str]) -> int:
+    """Runs the named stages, or all."""
+    known = {stage.name: stage for stage in STAGES}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        print(f"unknown stage {unknown[0]!r}; stages are {', '.join(known)}", file=sys.stderr)
+        return 2
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="shardam-tests-") as folder:
+        for stage in [known[name] for name in names] or STAGES:
+            files = stage.files()
+            print(f"\n== {stage.name}", flush=True)
+            report_path = Path(folder) / f"{stage.name}.xml"
+            # pytest without files would run everything, so a stage without any is settled here.
+            nothing = Outcome(stage, 0.0, pytest.ExitCode.NO_TESTS_COLLECTED)
+            outcomes.append(run_stage(stage, files, report_path) if files else nothing)
+    summarise(outcomes)
+    return 0 if outcomes and all(outcome.good for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
