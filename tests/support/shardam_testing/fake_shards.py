@@ -118,6 +118,12 @@ class _Rows(row_pb2_grpc.RowServiceServicer):
             next_key=end if end < len(row_ids) else None,
         )
 
+    def AssignRows(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+
+    def DeleteRows(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+
 
 class _Tables(table_pb2_grpc.TableServiceServicer):
     def __init__(self, shard: FakeShard) -> None:
@@ -155,11 +161,16 @@ class _Shard(shard_pb2_grpc.ShardServiceServicer):
     def GetMetrics(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         return shard_pb2.GetMetricsResponse(header=self.shard.answer_header(request.header), text=self.shard.metrics_text)
 
+    def InstallTables(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+
 
 def add_table(shard: FakeShard, spec: TableSpec, table_step: int = 3) -> None:
     """Puts a table on a shard."""
     table_id = 2**62 + len(shard.tables)
-    shard.tables[spec.name] = common_pb2.TableInfo(spec=spec.to_proto(), table_id=table_id, table_seed=2**63, table_step=table_step)
+    shard.tables[spec.name] = common_pb2.TableInfo(
+        spec=spec.to_proto(), table_id=table_id, table_seed=2**63, table_step=table_step
+    )
 
 
 @dataclasses.dataclass

@@ -1,0 +1,70 @@
+"""How pushes and pulls are split among shards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shardam_testing.scripted_shards import INFO, scripted_session
+
+import shardam._reads
+from shardam._parts import TableStepGradient, positions_by_shard, push_change
+from shardam._reads import read_weights
+from shardam_kernels.factors import AdamOptions
+from shardam_proto.routing import RouteMap
+
+INT64S = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(row_ids=st.lists(INT64S, max_size=50), num_shards=st.integers(1, 9))
+def test_every_id_goes_to_its_owner_once_and_in_order(row_ids: list[int], num_shards: int) -> None:
+    ids, route_map = np.array(row_ids, np.int64), RouteMap(1, num_shards)
+    split = [np.arange(ids.size)[positions] for positions in positions_by_shard(route_map, ids)]
+    assert len(split) == num_shards
+    assert sorted(np.concatenate(split).tolist()) == list(range(ids.size))
+    for shard, positions in enumerate(split):
+        assert (np.diff(positions) > 0).all()
+        assert (route_map.shards_of(ids[positions]) == shard).all()
+
+
+def test_a_push_names_every_table_on_every_shard_and_each_set_of_options_once() -> None:
+    fast, slow = AdamOptions(lr=0.1), AdamOptions(lr=0.01)
+    ids, rows = np.arange(20, dtype=np.int64), np.arange(40, dtype=np.float32).reshape(20, 2)
+    steps = [
+        TableStepGradient("a", 1, ids, rows, fast),
+        TableStepGradient("b", 2, ids[:0], rows[:0], slow),
+        TableStepGradient("c", 3, ids, rows, fast),
+        TableStepGradient("d", 4, ids, rows, fast, grad_scale=8.0),
+    ]
+    change = push_change(steps, RouteMap(1, 3))
+    for part in change.parts:
+        assert [section.table_id for section in part.sections] == [1, 2, 3, 4]
+        assert [section.options_index for section in part.sections] == [0, 1, 0, 2]
+        assert [(options.lr, options.grad_scale) for options in part.options] == [(0.1, 1.0), (0.01, 1.0), (0.1, 8.0)]
+        assert part.sections[1].num_rows == 0
+        sizes = [section.num_rows for section in part.sections]
+        assert len(part.row_ids) == 8 * sum(sizes)
+        assert len(part.rows) == 8 * sum(sizes)
+        first = np.frombuffer(part.row_ids, "<i8")[: sizes[0]]
+        np.testing.assert_array_equal(np.frombuffer(part.rows, "<f4").reshape(-1, 2)[: sizes[0]], rows[first])
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_pull_beyond_one_message_is_split_and_put_together_in_order(num_shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_session(num_shards) as (session, shards):
+        monkeypatch.setattr(shardam._reads, "MAX_MESSAGE_BYTES", 1024)
+        row_ids = np.random.default_rng(0).permutation(500).astype(np.int64)
+        first, second = read_weights(session, [(INFO, row_ids), (INFO, row_ids[::-1].copy())])
+        np.testing.assert_array_equal(first, np.repeat(row_ids, 2).reshape(-1, 2))
+        np.testing.assert_array_equal(second, first[::-1])
+        for shard in shards:
+            assert len(shard.seen) > 1
+            assert max(len(asked) for _, _, asked in shard.seen) * 8 <= 1024
+
+
+@pytest.mark.case("C045")
+def test_a_pull_of_many_tables_is_one_message_per_shard() -> None:
+    with scripted_session(2) as (session, shards):
+        read_weights(session, [(INFO, np.arange(10, dtype=np.int64))] * 100)
+        assert [len(shard.seen) for shard in shards] == [1, 1]
