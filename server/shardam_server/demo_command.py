@@ -75,7 +75,10 @@ def run_demo(arguments: list[str]) -> int:
                 demo = Demo(options, Path(folder), report)
                 demo.run()
         except Stopped as stopped:
-            return 0 if demo is not None and demo.finished else stopped.exit_code
+            if demo is not None and demo.finished:
+                return 0
+            console.print("stopped; nothing of the demo is left running")
+            return stopped.exit_code
     return 0
 
 

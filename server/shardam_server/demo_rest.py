@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -13,6 +14,10 @@ from shardam_server.command_errors import CommandError
 
 TIMEOUT_S = 10.0
 """The admin API of this machine answers in milliseconds; a shard that drains may take seconds."""
+
+
+POLL_S = 0.1
+"""A tenth of the time in which the admin API looks again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +49,20 @@ def read_row(url: str) -> RowState:
 def devices_of(admin_url: str) -> list[str]:
     """Returns the device of each shard, e.g. ["cpu", "cpu"].
 
+    The admin API looks at the registry once a second, so shards that have just registered may not be shown yet.
+
     Raises:
-        CommandError: the admin API does not answer.
+        CommandError: the admin API does not answer, or does not show all shards in time.
     """
-    return [shard["device"] for shard in _read_json(f"{admin_url}/v1/shards")["shards"]]
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        shards = _read_json(f"{admin_url}/v1/shards")["shards"]
+        missing = [str(shard["index"]) for shard in shards if shard["device"] is None]
+        if not missing:
+            return [shard["device"] for shard in shards]
+        if time.monotonic() > deadline:
+            raise CommandError(f"the admin API {admin_url} does not show shard {', '.join(missing)} after {TIMEOUT_S:g} s")
+        time.sleep(POLL_S)
 
 
 def _read_json(url: str) -> dict[str, Any]:

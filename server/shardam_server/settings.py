@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from redis.connection import parse_url
 
 from shardam_proto.registry import REDIS_TIMEOUT_S
 from shardam_proto.routing import NUM_BUCKETS
@@ -22,6 +23,9 @@ ENV_PREFIX = "SHARDAM_"
 
 LIFELINE_VARIABLE = "SHARDAM_LIFELINE"
 """Set to `stdin` by a parent that holds the other end of the child's stdin (children.py); no setting of a user."""
+
+DEFAULT_PORT = 7070
+"""Shard I listens on this port + I unless told otherwise."""
 
 _MAX_UINT64 = 2**64 - 1
 
@@ -42,6 +46,10 @@ def _check_device(device: str) -> str:
 def _check_redis(url: str) -> str:
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("not a Redis URL; use redis://[:password@]host:port/db, rediss:// or unix://")
+    try:
+        parse_url(url)  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        raise ValueError(f"not a Redis URL ({error}); use redis://[:password@]host:port/db") from None
     return url
 
 
@@ -89,7 +97,7 @@ DrainSeconds = Annotated[float, Field(ge=0, le=3600)]
 TimeoutSeconds = Annotated[float, Field(gt=0, le=3600)]
 
 _DEVICE = "where rows live: auto or cpu. auto picks the CPU, the only kind of shard of this version, and says so at start"
-_SEED = "seed of the initial weights of the whole cluster; all shards need the same"
+_SEED = "seed of the initial weights, kept when the cluster is created; another one is refused after that"
 _MAX_ROWS = "rows that one shard may hold over all tables; 0 = no limit. A push that would create more is refused"
 _THREADS = "threads that one shard's kernels use for one request"
 _LEASE = "seconds for which a shard's name in Redis outlives its last renewal"
@@ -173,7 +181,9 @@ class ShardSettings(MemberSettings):
     index: int = Field(ge=0, lt=NUM_BUCKETS, description="this shard's index, from 0; shard 0 is home. Required")
     shards: int = Field(ge=1, le=NUM_BUCKETS, description="number of shards of the cluster. Required")
     host: Host = Field("127.0.0.1", description="address to bind; a wider one than loopback needs a token or --insecure")
-    port: Port = Field(7070, description="port of the gRPC server; 0 = any free port")
+    port: Port | None = Field(
+        None, description=f"port of the gRPC server; 0 = any free port; without it {DEFAULT_PORT} + index"
+    )
     http_port: Port = Field(0, description="port of the metrics and health listener; 0 = any free port")
     advertise: Annotated[str, AfterValidator(_check_address)] | None = Field(
         None, description="HOST:PORT by which workers and other shards reach this shard, if not the bound one"
@@ -185,6 +195,11 @@ class ShardSettings(MemberSettings):
     threads: Threads = Field(1, description=_THREADS)
     lease_s: LeaseSeconds = Field(5.0, description=_LEASE)
     drain_s: DrainSeconds = Field(10.0, description=_DRAIN)
+
+    @property
+    def bound_port(self) -> int:
+        """The port to bind; 0: any free one."""
+        return DEFAULT_PORT + self.index if self.port is None else self.port
 
     @model_validator(mode="after")
     def _check_index(self) -> Self:
@@ -227,7 +242,7 @@ class UpSettings(CommonSettings):
 
     shards: int = Field(2, ge=1, le=256, description="number of shards to start")
     host: Host = Field("127.0.0.1", description="address that all bind; a wider one than loopback needs a token or --insecure")
-    port: Port = Field(7070, description="shard I listens on this port + I; 0 = free ports")
+    port: Port = Field(DEFAULT_PORT, description="shard I listens on this port + I; 0 = free ports")
     admin_port: Port = Field(8080, description="port of the admin API; 0 = any free port")
     redis: RedisUrl | None = Field(
         None, repr=False, description="Redis to meet at, as a URL; without it a private server is started on a free port"

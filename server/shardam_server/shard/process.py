@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 
 import grpc.aio
+import prometheus_client
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
@@ -72,6 +73,8 @@ def run_shard(settings: ShardSettings) -> int:
     check_bind(settings.host, has_token=settings.token is not None, insecure=settings.insecure)
     identity = ShardIdentity(settings.index)
     configure_logging(settings, shard=settings.index, incarnation=identity.incarnation)
+    # Each counter would have a second series with its time of creation.
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     try:
         return asyncio.run(_run(settings, identity))
     except ShardamError as error:
@@ -145,11 +148,11 @@ class ShardProcess:
 
     async def _bind(self) -> None:
         settings, shard = self._settings, self._shard
-        check_port_free(settings.host, settings.port, "--port")
+        check_port_free(settings.host, settings.bound_port, "--port")
         try:
-            port = self._server.add_insecure_port(join_address(settings.host, settings.port))
+            port = self._server.add_insecure_port(join_address(settings.host, settings.bound_port))
         except RuntimeError as error:
-            raise port_refused(settings.port, "--port") from error
+            raise port_refused(settings.bound_port, "--port") from error
         shard.address = settings.advertise or join_address(reachable_host(settings.host), port)
         home = Home(shard, self._registration, self._peers)
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(shard), self._server)

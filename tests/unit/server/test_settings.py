@@ -15,16 +15,21 @@ def make_shard(**values: object) -> ShardSettings:
 
 
 def test_a_value_given_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert make_shard().port == 7070
+    assert make_shard().bound_port == 7070
     monkeypatch.setenv("SHARDAM_PORT", "7171")
-    assert make_shard().port == 7171
-    assert make_shard(port="7272").port == 7272
+    assert make_shard().bound_port == 7171
+    assert make_shard(port="7272").bound_port == 7272
+
+
+def test_shards_on_one_machine_have_ports_of_their_own_by_default() -> None:
+    assert [make_shard(index=str(index), shards="3").bound_port for index in range(3)] == [7070, 7071, 7072]
+    assert make_shard(index="1", shards="3", port="0").bound_port == 0
 
 
 def test_an_empty_environment_value_is_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDAM_PORT", "")
     monkeypatch.setenv("SHARDAM_TOKEN", "")
-    assert make_shard().port == 7070
+    assert make_shard().bound_port == 7070
     assert make_shard().token is None
 
 
@@ -91,7 +96,7 @@ def test_settings_are_frozen() -> None:
         ("redis_timeout_s", [0.1], [0, -1, "inf"]),
         ("cluster", ["a.b-c_1", "A" * 128], ["", "a/b", "../x", "ü", "A" * 129]),
         ("advertise", ["host:7070", "[::1]:1"], ["host", ":7070", "host:0", "host:70000", "host:x"]),
-        ("redis", ["redis://h", "rediss://h", "unix:///s"], ["http://h", "localhost:6379"]),
+        ("redis", ["redis://h", "rediss://h", "unix:///s"], ["http://h", "localhost:6379", "redis://h:port"]),
         ("host", ["0.0.0.0", "::"], ["", "a b"]),
         ("log_level", ["info", "DEBUG"], ["loud"]),
         ("log_format", ["text", "JSON"], ["yaml"]),
