@@ -25,7 +25,7 @@ WORKERS_STOP_S = 5.0
 CLUSTER_STOP_S = 30.0
 """Workers end at once; shards drain first."""
 
-ERROR_LINES = 15
+ERROR_LINES = 25
 """Last lines of a failed process that are shown."""
 
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
@@ -65,6 +65,14 @@ class RowToShow:
     before: list[float]
 
 
+@dataclasses.dataclass(frozen=True)
+class WorkerError:
+    """Why a worker has ended; with a trace if the error was none of shardam's own."""
+
+    message: str
+    trace: list[str]
+
+
 class Demo:
     """One run.
 
@@ -87,7 +95,7 @@ class Demo:
         self._to_show: RowToShow | None = None
         self._last_epoch: EpochResult | None = None
         self._rows: int | None = None
-        self._errors: list[str] = []
+        self._errors: list[WorkerError] = []
 
     def run(self) -> None:
         """Does it all and stops what it started; a second signal while it stops ends the children by force.
@@ -178,7 +186,7 @@ class Demo:
                 self._rows = event["rows"]
             case "error":
                 # A worker that fails takes others with it; theirs are follow-up errors of the process group.
-                self._errors.insert(0 if event["expected"] else len(self._errors), event["message"])
+                self._errors.insert(len(self._errors) if event["trace"] else 0, WorkerError(**event))
 
     def _show(self, cluster: ClusterAddress) -> None:
         if self._to_show is None or self._last_epoch is None or self._rows is None:
@@ -210,10 +218,13 @@ class Demo:
     def _fail(self, name: str, status: int) -> NoReturn:
         """Raises the error of a child that has ended too early: what a worker said, else its last lines."""
         said = self._errors[0] if self._errors and name == WORKERS else None
-        lines = [f"demo: {said or f'the {name} ended with exit status {status}'}"]
+        lines = [f"demo: {said.message if said else f'the {name} ended with exit status {status}'}"]
+        if said:
+            lines += said.trace[-ERROR_LINES:]
         for child in self._children.values():
             tail = [line for line in child.tail() if not (child.name == CLUSTER and " INFO " in line)]
-            if tail and not (child.name == WORKERS and said):  # beside a worker's own words torchrun's are noise
+            clear = said is not None and not said.trace
+            if tail and not (child.name == WORKERS and clear):  # beside shardam's own words torchrun's are noise
                 lines += [f"last lines of the {child.name}:", *tail[-ERROR_LINES:]]
         raise CommandError("\n  ".join(lines))
 

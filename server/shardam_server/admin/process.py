@@ -107,6 +107,7 @@ def run_admin(settings: AdminSettings) -> int:
         log_level="warning",  # what it says of its start and end, process.py says
         access_log=False,  # access.py logs requests, with their id
         server_header=False,
+        ws="none",  # there is no WebSocket route
         backlog=_BACKLOG,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
     )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shardam_proto.registry import ClusterView
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2
-from shardam_testing.processes import clean_environment, free_port
+from shardam_testing.processes import Shards, clean_environment, free_port
 from shardam_testing.raw_client import RawClient, raw_client
 from shardam_testing.waiting import wait_for
 
@@ -109,3 +109,12 @@ def raw_cluster(view: ClusterView, token: str | None = None) -> Iterator[RawClus
             client.client_id = client_id
             client.open()
         yield RawCluster(clients, view)
+
+
+@dataclasses.dataclass
+class Console:
+    """A cluster, the admin API over it, and a client that pushes to it."""
+
+    shards: Shards
+    admin: AdminProcess
+    grpc: RawCluster
