@@ -9,7 +9,8 @@ namespace shardam {
 namespace {
 
 constexpr std::int64_t kFirstBlockBytes = 1 << 13;  // a table of ten rows costs 8 KiB, not megabytes
-constexpr std::int64_t kFullBlockBytes = 1 << 26;   // 64 MiB: 32 large pages; a terabyte stays below the limit on mappings
+constexpr std::int64_t kFullBlockBytes = 1 << 26;   // 64 MiB: 32 large pages
+constexpr std::size_t kMaxBlocks = 1 << 15;         // 2 TiB; half the mappings that Linux allows a process by default
 constexpr std::int64_t kMaxSlots = std::int64_t{1} << 48;
 
 int log2_floor(std::int64_t value) {
@@ -32,6 +33,7 @@ void Arena::reserve(std::int64_t num_slots) {
   if (num_slots <= num_slots_) return;
   if (num_slots > kMaxSlots) throw std::bad_alloc();
   const std::size_t needed = place_of(num_slots - 1).block + 1;
+  if (needed > kMaxBlocks) throw std::bad_alloc();
   const std::size_t before = blocks_.size();
   std::int64_t slots = num_slots_;
   std::size_t bytes = memory_bytes_;

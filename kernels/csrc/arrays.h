@@ -25,11 +25,7 @@ using Rows2 = Array2<const float>;
 using OutRows2 = Array2<float>;
 
 // nanobind would otherwise copy an array of another dtype or order, and what is written to the copy would be lost.
-inline nb::arg exact(const char* name) {
-  nb::arg argument(name);
-  argument.noconvert();
-  return argument;
-}
+inline auto exact(const char* name) { return nb::arg(name).noconvert(); }
 
 inline void require_equal(const char* what, std::size_t got, const char* than, std::size_t expected) {
   if (got == expected) return;

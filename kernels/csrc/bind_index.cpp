@@ -63,7 +63,8 @@ nb::class_<Index> bind_index(nb::module_& module, const char* name, const char* 
       .def("__len__", &Index::num_rows, "Number of rows.")
       .def_prop_ro("num_slots", &Index::num_slots, "One more than the largest slot ever given.")
       .def_prop_ro("memory_bytes", &Index::memory_bytes, "Memory of the index in bytes.")
-      .def("lookup", &lookup<Index>, exact("row_ids"), exact("out_slots"), "Writes slots, -1 if absent; returns how many exist.")
+      .def("lookup", &lookup<Index>, exact("row_ids"), exact("out_slots"),
+           "Writes slots, -1 if absent; returns how many exist.")
       .def("reserve", &reserve<Index>, nb::arg("num_new"), "Makes room so that inserting num_new new ids cannot fail.")
       .def("insert", &insert<Index>, exact("row_ids"), exact("out_slots"), exact("out_is_new"),
            "Writes slots, giving one to each new id; returns the number of new rows.")
@@ -107,7 +108,8 @@ void bind_indexes(nb::module_& module) {
   bind_index<ArrayIndex>(module, "ArrayIndex", "Ids 0 to num_embeddings - 1 -> slot, in the order of the id.")
       .def("__init__", &create_array_index, nb::arg("num_embeddings"))
       .def_prop_ro("num_embeddings", &ArrayIndex::num_embeddings, "Number of possible ids.");
-  nb::class_<Arena>(module, "Arena", "Records of one stride in native memory; a record never moves, untouched memory is not resident.")
+  nb::class_<Arena>(module, "Arena",
+                    "Records of one stride in native memory; a record never moves, untouched memory is not resident.")
       .def("__init__", &create_arena, nb::arg("stride_bytes"))
       .def_prop_ro("stride_bytes", &Arena::stride_bytes, "Distance from one record to the next.")
       .def_prop_ro("num_slots", &Arena::num_slots, "Number of records there is room for.")

@@ -56,6 +56,9 @@ std::tuple<OutIds, OutRows2, OutIds> merge_gradients(Ids row_ids, Rows2 gradient
   }
   require_threads(num_threads);
   const auto dim = static_cast<std::int64_t>(gradients.shape(1));
+  if (dim == 0 && row_ids.size() > 0) {
+    throw std::invalid_argument("gradients of " + std::to_string(row_ids.size()) + " ids have no columns; give [N, dim]");
+  }
   Groups groups;
   std::unique_ptr<float[]> merged;
   std::vector<std::int64_t> bad_rows;
@@ -129,8 +132,8 @@ void bind_values(nb::module_& module) {
       .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t>(), nb::arg("dim"), nb::arg("weight"),
            nb::arg("exp_avg"), nb::arg("exp_avg_sq"));
   nb::class_<AdamFactors>(module, "AdamFactors", "The factors of one step that all its rows share.")
-      .def(nb::init<float, float, float, float, float, bool, bool>(), nb::arg("c1"), nb::arg("c2"), nb::arg("d"), nb::arg("eps"),
-           nb::arg("weight_decay"), nb::arg("maximize"), nb::arg("decoupled"));
+      .def(nb::init<float, float, float, float, float, bool, bool>(), nb::arg("c1"), nb::arg("c2"), nb::arg("d"),
+           nb::arg("eps"), nb::arg("weight_decay"), nb::arg("maximize"), nb::arg("decoupled"));
   nb::class_<InitialRowsHolder>(module, "InitialRows", "A folded initializer with a table's seed and padding row.")
       .def("__init__", &create_initial_rows, nb::arg("kind"), exact("a"), exact("b"), nb::arg("table_seed"),
            nb::arg("padding_idx").none());

@@ -21,7 +21,7 @@ class SlotPool {
   // Room for `count` more calls of give. Throws std::bad_alloc.
   void reserve_give(std::size_t count) {
     const std::size_t needed = free_.size() + count;
-    if (needed > free_.capacity()) free_.reserve(std::max(needed, 2 * free_.capacity()));  // doubled, so that many small calls stay linear
+    if (needed > free_.capacity()) free_.reserve(std::max(needed, 2 * free_.capacity()));  // many small calls stay linear
   }
   void give(std::int64_t slot) { free_.push_back(slot); }
 

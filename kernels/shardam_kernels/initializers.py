@@ -102,7 +102,8 @@ def _largest_spacing(first: np.float32, middle: np.float32, end: np.float32) -> 
 
     def fits(bits: int) -> bool:
         spacing = np.uint32(bits).view(np.float32)
-        return bool(middle + spacing * (half - 1) < end and middle - spacing * half >= first)
+        with np.errstate(over="ignore"):  # an infinite end does not fit
+            return bool(middle + spacing * (half - 1) < end and middle - spacing * half >= first)
 
     widest = np.float32((float(end) - float(first)) / 2**UNIFORM_BITS)
     low, high = 0, int(widest.view(np.uint32))  # float32s >= 0 are ordered as their bits are

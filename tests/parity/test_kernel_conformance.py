@@ -6,6 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from shardam_testing.kernels import (
     DIMS,
     IMPLEMENTATIONS,
@@ -154,6 +156,8 @@ def test_an_empty_step_merges_to_nothing_and_changes_no_bit(make: Make) -> None:
     assert merged.row_ids.shape == (0,)
     assert merged.gradients.shape == (0, 7)
     assert merged.bad_rows.shape == (0,)
+    without_columns = table.merge(np.empty(0, np.int64), np.empty((0, 0), np.float32), factors(AdamOptions(), 1))
+    assert without_columns.gradients.shape == (0, 0)
     assert_same_bits(table_bytes(table), before)
 
 
@@ -200,6 +204,59 @@ def test_a_weight_beyond_float32_saturates_and_is_counted(make: Make) -> None:
     assert weight[0, 1] == -largest
     assert weight[2, 0] == largest
     assert weight[1, 0] < largest
+
+
+def _matrix(low: float, high: float) -> st.SearchStrategy[list[list[float]]]:
+    values = st.floats(low, high, width=32)
+    return st.lists(st.lists(values, min_size=3, max_size=3), min_size=4, max_size=4)
+
+
+LARGEST = float(np.finfo(np.float32).max)
+BELOW_LIMIT = 2.0**64 - 2.0**40
+
+HYPER_PARAMETERS = st.builds(
+    AdamOptions,
+    lr=st.floats(0, 1e10),
+    betas=st.tuples(st.floats(0, 0.9999), st.floats(0, 0.9999)),
+    eps=st.floats(1e-44, 10),
+    weight_decay=st.one_of(st.just(0.0), st.floats(0, 1e10)),
+    decoupled_weight_decay=st.booleans(),
+    maximize=st.booleans(),
+)
+
+
+@settings(max_examples=300)
+@given(
+    _matrix(-LARGEST, LARGEST),
+    _matrix(-LARGEST, LARGEST),
+    _matrix(0, LARGEST),
+    _matrix(-BELOW_LIMIT, BELOW_LIMIT),
+    HYPER_PARAMETERS,
+)
+def test_any_finite_state_and_gradient_give_the_reference_s_bits_and_stay_finite(
+    weight: list[list[float]],
+    exp_avg: list[list[float]],
+    exp_avg_sq: list[list[float]],
+    gradients: list[list[float]],
+    options: AdamOptions,
+) -> None:
+    state = State(*(np.array(values, np.float32) for values in (weight, exp_avg, exp_avg_sq)))
+    expected = ReferenceTable(3, 4)
+    state.write_to(expected)
+    saturated = []
+    for t in (1, 2):
+        step = factors(options, t)
+        saturated.append(expected.update(np.arange(4), np.array(gradients, np.float32), step, step.step_factors(4)))
+    assert all(np.isfinite(values).all() for values in vars(State.of(expected)).values())
+    assert (State.of(expected).exp_avg_sq >= 0).all()
+    for name, build in IMPLEMENTATIONS.items():
+        actual = build(3, 4)
+        state.write_to(actual)
+        for t in (1, 2):
+            step = factors(options, t)
+            count = actual.update(np.arange(4), np.array(gradients, np.float32), step, step.step_factors(4))
+            assert count == saturated[t - 1]
+        assert_same_bits(table_bytes(actual), table_bytes(expected), name)
 
 
 def test_decay_of_huge_weights_never_makes_a_number_that_is_not_finite(make: Make) -> None:

@@ -76,6 +76,19 @@ def test_gather_reads_what_exists_and_creates_nothing(make: Make) -> None:
     assert_same_bits(out[1:2], reference.initial_rows(initial.folded, 5, np.array([77]), 10))
 
 
+def test_a_gather_large_enough_for_every_thread_has_the_reference_s_bits(make: Make) -> None:
+    rng = np.random.default_rng(0)
+    initial = InitialRows(fold_normal(0, 1), 5)
+    actual, expected = make(20, 3000), ReferenceTable(20, 3000)
+    weights = rng.standard_normal((3000, 20)).astype(np.float32)
+    slots = rng.integers(-1, 3000, 20_000)
+    slots[rng.random(20_000) < 0.3] = -1
+    row_ids = rng.integers(-(2**63), 2**63 - 1, 20_000)
+    for table in (actual, expected):
+        table.write("weight", np.arange(3000), weights)
+    assert_same_bits(actual.gather(slots, row_ids, initial), expected.gather(slots, row_ids, initial))
+
+
 def test_components_are_read_and_written_apart_and_absent_rows_read_zero(make: Make) -> None:
     for dim in (1, 3, 4, 9):
         table = make(dim, 5)
