@@ -4,11 +4,13 @@
 #include <cstdint>
 
 #include "arena.h"
+#include "weights.h"
 
 namespace shardam {
 
-// Where a float32 record of SparseAdam has its components, as layout.py says.
+// Where a record of SparseAdam has its components, as layout.py says.
 struct RecordLayout {
+  Dtype dtype;  // of the weight; the moments are float32
   std::int64_t dim;
   std::int64_t weight;  // offsets in bytes
   std::int64_t exp_avg;
@@ -25,6 +27,13 @@ struct AdamFactors {
   bool decoupled;
 };
 
+// What the stochastic rounding of weights below float32 is drawn from.
+struct Rounding {
+  std::uint64_t table_seed;
+  const std::int64_t* row_ids;  // [count]
+  const std::int64_t* steps;    // [count], the step that each row takes now
+};
+
 struct AdamJob {
   const Arena& arena;
   RecordLayout layout;
@@ -32,6 +41,7 @@ struct AdamJob {
   const std::int64_t* slots;    // [count], distinct
   const float* gradients;       // [count, dim]
   const float* step_factors;    // [count]
+  Rounding rounding;            // used for weights below float32
   std::int64_t count;
 };
 

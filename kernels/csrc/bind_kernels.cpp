@@ -22,6 +22,29 @@ namespace {
 
 std::int64_t length(const Ids& ids) { return static_cast<std::int64_t>(ids.size()); }
 
+Dtype dtype_of(const std::string& name) {
+  if (name == "float32") return Dtype::kFloat32;
+  if (name == "bfloat16") return Dtype::kBfloat16;
+  if (name == "float16") return Dtype::kFloat16;
+  throw std::invalid_argument("unknown dtype '" + name + "'; use float32, bfloat16 or float16");
+}
+
+void create_layout(RecordLayout* self, const std::string& dtype, std::int64_t dim, std::int64_t weight, std::int64_t exp_avg,
+                   std::int64_t exp_avg_sq) {
+  new (self) RecordLayout{dtype_of(dtype), dim, weight, exp_avg, exp_avg_sq};
+}
+
+// The Rounding of a step; holds the arrays that it points to.
+struct RoundingHolder {
+  RoundingHolder(std::uint64_t table_seed, Ids ids, Ids row_steps)
+      : row_ids(std::move(ids)), steps(std::move(row_steps)), rounding{table_seed, row_ids.data(), steps.data()} {
+    require_equal("steps", steps.size(), "row_ids", row_ids.size());
+  }
+  Ids row_ids;
+  Ids steps;
+  Rounding rounding;
+};
+
 // A folded initializer; holds the arrays that InitialRows points to.
 struct InitialRowsHolder {
   Array1<const float> a;
@@ -73,11 +96,11 @@ std::tuple<OutIds, OutRows2, OutIds> merge_gradients(Ids row_ids, Rows2 gradient
   return {to_array(std::move(groups.row_ids)), sums, to_array(std::move(bad_rows))};
 }
 
-void initialize(const Arena& arena, const RecordLayout& layout, Ids slots, Ids row_ids, const InitialRowsHolder& initial) {
+std::int64_t initialize(const Arena& arena, const RecordLayout& layout, Ids slots, Ids row_ids, const InitialRowsHolder& initial) {
   require_equal("row_ids", row_ids.size(), "slots", slots.size());
   nb::gil_scoped_release release;
   arena.check(slots.data(), length(slots), 0);
-  initialize_rows(arena, layout, initial.rows, slots.data(), row_ids.data(), length(slots));
+  return initialize_rows(arena, layout, initial.rows, slots.data(), row_ids.data(), length(slots));
 }
 
 void gather(const Arena& arena, const RecordLayout& layout, Ids slots, Ids row_ids, const InitialRowsHolder& initial,
@@ -92,45 +115,56 @@ void gather(const Arena& arena, const RecordLayout& layout, Ids slots, Ids row_i
 }
 
 std::int64_t update(const Arena& arena, const RecordLayout& layout, Ids slots, Rows2 gradients, const AdamFactors& factors,
-                    Array1<const float> step_factors, int num_threads) {
+                    Array1<const float> step_factors, const RoundingHolder* rounding, int num_threads) {
   require_equal("gradients", gradients.shape(0), "slots", slots.size());
   require_dim("gradients", gradients.shape(1), layout.dim);
   require_equal("step_factors", step_factors.size(), "slots", slots.size());
+  if (layout.dtype != Dtype::kFloat32) {
+    if (rounding == nullptr) throw std::invalid_argument("weights below float32 need a rounding");
+    require_equal("rounding.row_ids", rounding->row_ids.size(), "slots", slots.size());
+  }
   require_threads(num_threads);
+  const Rounding drawn_from = rounding == nullptr ? Rounding{0, nullptr, nullptr} : rounding->rounding;
   nb::gil_scoped_release release;
   arena.check(slots.data(), length(slots), 0);
-  return adam_update({arena, layout, factors, slots.data(), gradients.data(), step_factors.data(), length(slots)}, num_threads);
+  return adam_update({arena, layout, factors, slots.data(), gradients.data(), step_factors.data(), drawn_from, length(slots)},
+                     num_threads);
 }
 
-void check_place(const Arena& arena, std::int64_t dim, std::int64_t offset_bytes) {
-  if (dim < 1 || offset_bytes < 0 || offset_bytes + dim * std::int64_t{sizeof(float)} > arena.stride_bytes()) {
+ComponentPlace place_in(const Arena& arena, std::int64_t dim, std::int64_t offset_bytes, const std::string& dtype) {
+  const ComponentPlace place{dim, offset_bytes, dtype_of(dtype)};
+  if (dim < 1 || offset_bytes < 0 || offset_bytes + dim * item_bytes(place.dtype) > arena.stride_bytes()) {
     throw std::invalid_argument("a component of dim " + std::to_string(dim) + " at byte " + std::to_string(offset_bytes) +
                                 " does not fit a record of " + std::to_string(arena.stride_bytes()) + " bytes");
   }
+  return place;
 }
 
-void read(const Arena& arena, std::int64_t dim, std::int64_t offset_bytes, Ids slots, OutRows2 out) {
-  check_place(arena, dim, offset_bytes);
+void read(const Arena& arena, std::int64_t dim, std::int64_t offset_bytes, const std::string& dtype, Ids slots, OutRows2 out) {
+  const ComponentPlace place = place_in(arena, dim, offset_bytes, dtype);
   require_equal("out", out.shape(0), "slots", slots.size());
   require_dim("out", out.shape(1), dim);
   nb::gil_scoped_release release;
   arena.check(slots.data(), length(slots), kNoSlot);
-  read_component(arena, {dim, offset_bytes}, slots.data(), length(slots), out.data());
+  read_component(arena, place, slots.data(), length(slots), out.data());
 }
 
-void write(const Arena& arena, std::int64_t dim, std::int64_t offset_bytes, Ids slots, Rows2 values) {
-  check_place(arena, dim, offset_bytes);
+std::int64_t write(const Arena& arena, std::int64_t dim, std::int64_t offset_bytes, const std::string& dtype, Ids slots,
+                   Rows2 values) {
+  const ComponentPlace place = place_in(arena, dim, offset_bytes, dtype);
   require_equal("values", values.shape(0), "slots", slots.size());
   require_dim("values", values.shape(1), dim);
   nb::gil_scoped_release release;
   arena.check(slots.data(), length(slots), 0);
-  write_component(arena, {dim, offset_bytes}, slots.data(), length(slots), values.data());
+  return write_component(arena, place, slots.data(), length(slots), values.data());
 }
 
 void bind_values(nb::module_& module) {
-  nb::class_<RecordLayout>(module, "RecordLayout", "Where a float32 record has its components: dim, and offsets in bytes.")
-      .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t>(), nb::arg("dim"), nb::arg("weight"),
-           nb::arg("exp_avg"), nb::arg("exp_avg_sq"));
+  nb::class_<RecordLayout>(module, "RecordLayout", "The weight's dtype, dim, and where a record has its components, in bytes.")
+      .def("__init__", &create_layout, nb::arg("dtype"), nb::arg("dim"), nb::arg("weight"), nb::arg("exp_avg"),
+           nb::arg("exp_avg_sq"));
+  nb::class_<RoundingHolder>(module, "Rounding", "What the stochastic rounding of a step's weights is drawn from.")
+      .def(nb::init<std::uint64_t, Ids, Ids>(), nb::arg("table_seed"), exact("row_ids"), exact("steps"));
   nb::class_<AdamFactors>(module, "AdamFactors", "The factors of one step that all its rows share.")
       .def(nb::init<float, float, float, float, float, bool, bool>(), nb::arg("c1"), nb::arg("c2"), nb::arg("d"),
            nb::arg("eps"), nb::arg("weight_decay"), nb::arg("maximize"), nb::arg("decoupled"));
@@ -146,15 +180,16 @@ void bind_kernels(nb::module_& module) {
   module.def("merge_gradients", &merge_gradients, exact("row_ids"), exact("gradients"), nb::arg("unscale"), nb::arg("divisor"),
              nb::arg("num_threads"), "Returns (row_ids, gradients, bad_rows), merged by id.");
   module.def("initialize", &initialize, nb::arg("arena"), nb::arg("layout"), exact("slots"), exact("row_ids"),
-             nb::arg("initial"), "Writes new records.");
+             nb::arg("initial"), "Writes new records; returns saturated weights.");
   module.def("gather_weights", &gather, nb::arg("arena"), nb::arg("layout"), exact("slots"), exact("row_ids"),
              nb::arg("initial"), exact("out"), nb::arg("num_threads"), "Writes the weights of rows, existing or not.");
   module.def("adam_update", &update, nb::arg("arena"), nb::arg("layout"), exact("slots"), exact("gradients"),
-             nb::arg("factors"), exact("step_factors"), nb::arg("num_threads"), "Applies one step; returns saturated weights.");
-  module.def("read_component", &read, nb::arg("arena"), nb::arg("dim"), nb::arg("offset_bytes"), exact("slots"), exact("out"),
-             "Writes one component of rows to out, zeros where a slot is -1.");
-  module.def("write_component", &write, nb::arg("arena"), nb::arg("dim"), nb::arg("offset_bytes"), exact("slots"),
-             exact("values"), "Writes values to one component of rows.");
+             nb::arg("factors"), exact("step_factors"), nb::arg("rounding").none(), nb::arg("num_threads"),
+             "Applies one step; returns saturated weights.");
+  module.def("read_component", &read, nb::arg("arena"), nb::arg("dim"), nb::arg("offset_bytes"), nb::arg("dtype"),
+             exact("slots"), exact("out"), "Writes one component of rows to out, zeros where a slot is -1.");
+  module.def("write_component", &write, nb::arg("arena"), nb::arg("dim"), nb::arg("offset_bytes"), nb::arg("dtype"),
+             exact("slots"), exact("values"), "Writes values to one component of rows; returns saturated values.");
 }
 
 }  // namespace shardam

@@ -9,9 +9,9 @@
 
 namespace shardam {
 
-// Writes whole records: the initial weight, and zero everywhere else.
-void initialize_rows(const Arena& arena, const RecordLayout& layout, const InitialRows& initial, const std::int64_t* slots,
-                     const std::int64_t* row_ids, std::int64_t count);
+// Writes whole records: the initial weight, and zero everywhere else. Returns how many weights were saturated.
+std::int64_t initialize_rows(const Arena& arena, const RecordLayout& layout, const InitialRows& initial,
+                             const std::int64_t* slots, const std::int64_t* row_ids, std::int64_t count);
 
 struct GatherJob {
   const Arena& arena;
@@ -25,15 +25,17 @@ struct GatherJob {
 
 void gather_weights(const GatherJob& job, int num_threads);
 
-// A component of a record: where it starts, and how many float32 it has.
+// A component of a record: where it starts, how many values it has, and their dtype.
 struct ComponentPlace {
   std::int64_t dim;
   std::int64_t offset_bytes;
+  Dtype dtype;
 };
 
 // Zeros where a slot is kNoSlot.
 void read_component(const Arena& arena, ComponentPlace place, const std::int64_t* slots, std::int64_t count, float* out);
-void write_component(const Arena& arena, ComponentPlace place, const std::int64_t* slots, std::int64_t count,
-                     const float* values);
+// Returns how many values were saturated.
+std::int64_t write_component(const Arena& arena, ComponentPlace place, const std::int64_t* slots, std::int64_t count,
+                             const float* values);
 
 }  // namespace shardam

@@ -112,9 +112,16 @@ class Arena:
         """Returns the bytes of a record, writable, uint8 [stride_bytes]."""
 
 class RecordLayout:
-    """Where a float32 record has its components: dim, and offsets in bytes."""
+    """
+    The weight's dtype, dim, and where a record has its components, in bytes.
+    """
 
-    def __init__(self, dim: int, weight: int, exp_avg: int, exp_avg_sq: int) -> None: ...
+    def __init__(self, dtype: str, dim: int, weight: int, exp_avg: int, exp_avg_sq: int) -> None: ...
+
+class Rounding:
+    """What the stochastic rounding of a step's weights is drawn from."""
+
+    def __init__(self, table_seed: int, row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], steps: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
 class AdamFactors:
     """The factors of one step that all its rows share."""
@@ -129,17 +136,17 @@ class InitialRows:
 def merge_gradients(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], unscale: float, divisor: float, num_threads: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]]:
     """Returns (row_ids, gradients, bad_rows), merged by id."""
 
-def initialize(arena: Arena, layout: RecordLayout, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], initial: InitialRows) -> None:
-    """Writes new records."""
+def initialize(arena: Arena, layout: RecordLayout, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], initial: InitialRows) -> int:
+    """Writes new records; returns saturated weights."""
 
 def gather_weights(arena: Arena, layout: RecordLayout, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], initial: InitialRows, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], num_threads: int) -> None:
     """Writes the weights of rows, existing or not."""
 
-def adam_update(arena: Arena, layout: RecordLayout, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], factors: AdamFactors, step_factors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_threads: int) -> int:
+def adam_update(arena: Arena, layout: RecordLayout, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], factors: AdamFactors, step_factors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], rounding: Rounding | None, num_threads: int) -> int:
     """Applies one step; returns saturated weights."""
 
-def read_component(arena: Arena, dim: int, offset_bytes: int, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+def read_component(arena: Arena, dim: int, offset_bytes: int, dtype: str, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
     """Writes one component of rows to out, zeros where a slot is -1."""
 
-def write_component(arena: Arena, dim: int, offset_bytes: int, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
-    """Writes values to one component of rows."""
+def write_component(arena: Arena, dim: int, offset_bytes: int, dtype: str, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> int:
+    """Writes values to one component of rows; returns saturated values."""

@@ -138,11 +138,10 @@ def factors(options: AdamOptions, t: int, *, grad_scale: float = 1.0, contributi
     if contributions < 1:
         raise ValueError(f"contributions must be at least 1, got {contributions}")
     beta1, beta2 = options.betas
-    step_factor = options.lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
     return Factors(
         c1=_round32(1 - beta1),
         c2=_round32(1 - beta2),
-        s=_round32(step_factor),
+        s=_step_factor(options, t),
         d=_round32(1 - options.lr * options.weight_decay),
         eps=_round32(options.eps),
         weight_decay=_round32(options.weight_decay),
@@ -151,6 +150,31 @@ def factors(options: AdamOptions, t: int, *, grad_scale: float = 1.0, contributi
         maximize=options.maximize,
         decoupled=options.decoupled_weight_decay,
     )
+
+
+def row_step_factors(options: AdamOptions, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Returns s of rows that count their own steps, float32 [N]: each the s that `factors` gives for its step.
+
+    Args:
+        options: the hyper-parameters.
+        steps: int64 [N], the step of each row after this one, from 1.
+
+    Raises:
+        OptionError: an option is not legal.
+        ValueError: a step is below 1.
+    """
+    options.check()
+    if steps.size and steps.min() < 1:
+        raise ValueError(f"the first step of a row is 1, got {steps.min()}")
+    # Scalar arithmetic, once per distinct step: NumPy's vector pow may differ from libm's by an ulp.
+    distinct, place = np.unique(steps, return_inverse=True)
+    values = np.array([_step_factor(options, t) for t in distinct.tolist()], np.float32)
+    return values[place]
+
+
+def _step_factor(options: AdamOptions, t: int) -> float:
+    beta1, beta2 = options.betas
+    return _round32(options.lr * math.sqrt(1 - beta2**t) / (1 - beta1**t))
 
 
 def _round32(value: float) -> float:

@@ -77,18 +77,34 @@ def row_keys(table_seed: int, row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.
     return mix64(np.uint64(table_seed) + np.uint64(GOLDEN) * mix64(row_ids.view(np.uint64)))
 
 
-def element_hashes(row_keys: npt.NDArray[np.uint64], t: int, dim: int) -> npt.NDArray[np.uint32]:
-    """Returns hash(id, t, column) of every element of the rows.
+def step_streams(row_keys: npt.NDArray[np.uint64], steps: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Returns what one step's hashes of a row are made from, uint64 [N].
 
     Args:
         row_keys: uint64 [N], of `row_keys`.
-        t: the step, or INITIAL_STEP.
-        dim: number of columns.
+        steps: int64 [N], the step of each row.
+    """
+    return row_keys ^ mix64(steps.astype(np.uint64))
 
-    Returns:
-        uint32 [N, dim].
+
+def stream_hashes(streams: npt.NDArray[np.uint64], dim: int) -> npt.NDArray[np.uint32]:
+    """Returns the hash of every element of rows, uint32 [N, dim].
+
+    Args:
+        streams: uint64 [N], of `step_streams`.
+        dim: number of columns.
     """
     columns = np.arange(1, dim + 1, dtype=np.uint64)
-    streams = row_keys ^ np.uint64(mix64_int(t))
     mixed = mix64(streams[:, np.newaxis] + np.uint64(GOLDEN) * columns)
     return (mixed >> np.uint64(32)).astype(np.uint32)
+
+
+def element_hashes(row_keys: npt.NDArray[np.uint64], t: int, dim: int) -> npt.NDArray[np.uint32]:
+    """Returns hash(id, t, column) of every element of the rows, uint32 [N, dim].
+
+    Args:
+        row_keys: uint64 [N], of `row_keys`.
+        t: the step of all rows, or INITIAL_STEP.
+        dim: number of columns.
+    """
+    return stream_hashes(row_keys ^ np.uint64(mix64_int(t)), dim)

@@ -5,7 +5,7 @@ Every operation has a twin of the same signature and the same bits in shardam_ke
 Sizes are checked before anything is written: ValueError for lengths that do not fit each other, TypeError for an array of
 another dtype, order or writability, IndexError for a slot or id out of range. Nothing is locked inside: any number of threads
 may read (lookup, scan, gather_weights, read_component) at a time, and whoever changes an index or an arena must be alone.
-Every call releases the GIL. No result depends on num_threads.
+Every call releases the GIL. No result depends on num_threads. Arrays of weights are float32 whatever the dtype of the records.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from shardam_kernels.factors import Factors
 from shardam_kernels.gradients import Merged
 from shardam_kernels.initializers import InitialRows
 from shardam_kernels.layout import Layout
+from shardam_kernels.row_steps import RowSteps
 
 __all__ = [
     "Arena",
@@ -103,7 +104,7 @@ class Records:
     """The records of a table: the arena and the layout by which it is read.
 
     Raises:
-        ValueError: the arena has another stride, or the layout is none that these kernels know.
+        ValueError: the arena has another stride.
     """
 
     arena: Arena
@@ -114,10 +115,8 @@ class Records:
         layout = self.layout
         if layout.stride_bytes != self.arena.stride_bytes:
             raise ValueError(f"the arena's stride is {self.arena.stride_bytes} bytes, the layout's {layout.stride_bytes}")
-        if any(component.dtype != "float32" for component in layout.components):
-            raise ValueError(f"these kernels know float32 records only, got weights of {layout.dtype}")
         offsets = [layout.component(name).offset_bytes for name in ("weight", "exp_avg", "exp_avg_sq")]
-        object.__setattr__(self, "_native_layout", _native.RecordLayout(layout.dim, *offsets))
+        object.__setattr__(self, "_native_layout", _native.RecordLayout(layout.dtype, layout.dim, *offsets))
 
 
 def merge_gradients(row_ids: Int64s, gradients: Float32s, factors: Factors, num_threads: int = 1) -> Merged:
@@ -135,16 +134,19 @@ def merge_gradients(row_ids: Int64s, gradients: Float32s, factors: Factors, num_
     return Merged(*_native.merge_gradients(row_ids, gradients, factors.unscale, factors.divisor, num_threads))
 
 
-def initialize(records: Records, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> None:
-    """Writes new rows: the initial weight, zero moments, zero padding bytes. What the slots held is gone.
+def initialize(records: Records, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> int:
+    """Writes new rows: the initial weight to nearest even, zero moments, zero padding bytes. What the slots held is gone.
 
     Args:
         records: the table's records.
         slots: int64 [N], distinct, each below arena.num_slots.
         row_ids: int64 [N], the rows' ids.
         initial: the table's initializer, seed and padding row.
+
+    Returns:
+        How many weights lay beyond the dtype's finite range and were saturated.
     """
-    _native.initialize(records.arena, records._native_layout, slots, row_ids, _native_initial(initial))
+    return _native.initialize(records.arena, records._native_layout, slots, row_ids, _native_initial(initial))
 
 
 def gather_weights(
@@ -164,7 +166,7 @@ def gather_weights(
 
 
 def adam_update(
-    records: Records, slots: Int64s, gradients: Float32s, factors: Factors, step_factors: Float32s, num_threads: int = 1
+    records: Records, slots: Int64s, gradients: Float32s, factors: Factors, steps: RowSteps, num_threads: int = 1
 ) -> int:
     """Applies one step to rows: moments and weight, in place (CONTRACT.md, Arithmetic). Allocates nothing.
 
@@ -173,13 +175,14 @@ def adam_update(
         slots: int64 [U], distinct, each below arena.num_slots.
         gradients: float32 [U, dim], merged, unscaled, divided; finite and below GRADIENT_LIMIT.
         factors: of the step; its s is not used.
-        step_factors: float32 [U], s of each row (`factors.step_factors(U)` in table step mode). Where it is 0 the
-            moments move and the gradient does not move the weight.
+        steps: the step of each of the U rows.
         num_threads: at least 1.
 
     Returns:
-        How many weights left float32's finite range and were saturated.
+        How many weights left their dtype's finite range and were saturated.
     """
+    steps.check(records.layout.dtype)
+    rounding = steps.rounding
     native_factors = _native.AdamFactors(
         c1=factors.c1,
         c2=factors.c2,
@@ -190,20 +193,33 @@ def adam_update(
         decoupled=factors.decoupled,
     )
     return _native.adam_update(
-        records.arena, records._native_layout, slots, gradients, native_factors, step_factors, num_threads
+        records.arena,
+        records._native_layout,
+        slots,
+        gradients,
+        native_factors,
+        steps.factors,
+        None if rounding is None else _native.Rounding(rounding.table_seed, rounding.row_ids, rounding.steps),
+        num_threads,
     )
 
 
 def read_component(records: Records, name: str, slots: Int64s, out: Float32s) -> None:
     """Writes one component ("weight", "exp_avg", "exp_avg_sq") of rows to out, float32 [N, dim]; zeros where a slot is -1."""
-    offset = records.layout.component(name).offset_bytes
-    _native.read_component(records.arena, records.layout.dim, offset, slots, out)
+    component = records.layout.component(name)
+    _native.read_component(records.arena, records.layout.dim, component.offset_bytes, component.dtype, slots, out)
 
 
-def write_component(records: Records, name: str, slots: Int64s, values: Float32s) -> None:
-    """Writes values, float32 [N, dim], to one component of rows; of a slot named twice the last value stays."""
-    offset = records.layout.component(name).offset_bytes
-    _native.write_component(records.arena, records.layout.dim, offset, slots, values)
+def write_component(records: Records, name: str, slots: Int64s, values: Float32s) -> int:
+    """Writes values, float32 [N, dim], to one component of rows; of a slot named twice the last value stays.
+
+    Weights are rounded to nearest even in their dtype.
+
+    Returns:
+        How many values lay beyond the dtype's finite range and were saturated.
+    """
+    component = records.layout.component(name)
+    return _native.write_component(records.arena, records.layout.dim, component.offset_bytes, component.dtype, slots, values)
 
 
 def _native_initial(initial: InitialRows) -> _native.InitialRows:

@@ -165,7 +165,7 @@ def test_denormals_survive_a_thread_that_flushes_them_and_its_mode_stays() -> No
     assert (State.of(expected).exp_avg_sq > 0).all()
     tiny = torch.tensor([1e-40])
     for num_threads in (1, 2):
-        flushing = NativeTable(dim, 4000, num_threads)
+        flushing = NativeTable(dim, 4000, num_threads=num_threads)
         assert torch.set_flush_denormal(True)
         try:
             push(flushing, np.arange(4000), gradients, step)

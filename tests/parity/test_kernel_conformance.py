@@ -21,6 +21,7 @@ from shardam_testing.kernels import (
 )
 
 from shardam_kernels.factors import AdamOptions, factors
+from shardam_kernels.row_steps import RowSteps
 
 NUM_ROWS = 64
 
@@ -128,7 +129,7 @@ def test_per_row_step_factors_move_each_row_by_its_own(make: Make) -> None:
     step_factors[3] = 0
     for table in (actual, expected):
         state.write_to(table)
-        table.update(np.arange(8), gradients, factors(AdamOptions(), 4), step_factors)
+        table.update(np.arange(8), gradients, factors(AdamOptions(), 4), RowSteps(step_factors))
     assert_same_bits(table_bytes(actual), table_bytes(expected))
     assert_same_bits(State.of(actual).weight[3], state.weight[3])
 
@@ -196,7 +197,7 @@ def test_a_weight_beyond_float32_saturates_and_is_counted(make: Make) -> None:
     table.write("weight", np.arange(3), np.array([[largest, -largest, 1, 2, 3]] * 3, np.float32))
     gradients = np.array([[-1, 1, 1, 0, 1], [1, -1, 1, 0, 1], [-1, -1, 1, 0, 1]], np.float32)
     step_factors = np.full(3, 1e38, np.float32)
-    saturated = table.update(np.arange(3), gradients, factors(AdamOptions(betas=(0.0, 0.0)), 1), step_factors)
+    saturated = table.update(np.arange(3), gradients, factors(AdamOptions(betas=(0.0, 0.0)), 1), RowSteps(step_factors))
     weight = table.read("weight", np.arange(3))
     assert saturated == 3
     assert np.isfinite(weight).all()
@@ -246,7 +247,7 @@ def test_any_finite_state_and_gradient_give_the_reference_s_bits_and_stay_finite
     saturated = []
     for t in (1, 2):
         step = factors(options, t)
-        saturated.append(expected.update(np.arange(4), np.array(gradients, np.float32), step, step.step_factors(4)))
+        saturated.append(expected.update(np.arange(4), np.array(gradients, np.float32), step, RowSteps(step.step_factors(4))))
     assert all(np.isfinite(values).all() for values in vars(State.of(expected)).values())
     assert (State.of(expected).exp_avg_sq >= 0).all()
     for name, build in IMPLEMENTATIONS.items():
@@ -254,7 +255,7 @@ def test_any_finite_state_and_gradient_give_the_reference_s_bits_and_stay_finite
         state.write_to(actual)
         for t in (1, 2):
             step = factors(options, t)
-            count = actual.update(np.arange(4), np.array(gradients, np.float32), step, step.step_factors(4))
+            count = actual.update(np.arange(4), np.array(gradients, np.float32), step, RowSteps(step.step_factors(4)))
             assert count == saturated[t - 1]
         assert_same_bits(table_bytes(actual), table_bytes(expected), name)
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from shardam_testing.kernels import IMPLEMENTATIONS, KernelTable, NativeTable, State, assert_same_bits, push, table_bytes
 
-from shardam_kernels.factors import AdamOptions, OptionError, factors
+from shardam_kernels.factors import AdamOptions, OptionError, factors, row_step_factors
+from shardam_kernels.row_steps import RowSteps
 
 LR_TENTH = AdamOptions(lr=0.1)
 
@@ -52,6 +53,18 @@ def test_a_row_unseen_for_99_steps_keeps_its_moments(table: KernelTable) -> None
 def test_a_row_first_seen_at_step_1000_takes_torch_s_step(table: KernelTable) -> None:
     _push(table, 1000, [3], [1])
     np.testing.assert_allclose(_row(table, 3)[0], -0.2514565917, rtol=1e-6)
+
+
+@pytest.mark.case("C009")
+@pytest.mark.case("C010")
+@pytest.mark.parametrize(("row_steps", "expected"), [([1], -0.0999999684), ([1, 2], -0.1999999460)])
+def test_a_row_that_counts_its_own_steps_takes_the_first_steps_of_a_young_table(
+    table: KernelTable, row_steps: list[int], expected: float
+) -> None:
+    for step in row_steps:
+        own = RowSteps(row_step_factors(LR_TENTH, np.array([step])))
+        table.update(np.array([3]), np.ones((1, 1), np.float32), factors(LR_TENTH, 1000), own)
+    np.testing.assert_allclose(_row(table, 3)[0], expected, rtol=1e-6)
 
 
 @pytest.mark.case("C016")

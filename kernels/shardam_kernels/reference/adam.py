@@ -7,9 +7,10 @@ import numpy.typing as npt
 
 from shardam_kernels.factors import Factors
 from shardam_kernels.gradients import DECAYED_GRADIENT_LIMIT
+from shardam_kernels.hashing import stream_hashes
 from shardam_kernels.reference.records import Records
-
-_LARGEST = np.finfo(np.float32).max
+from shardam_kernels.reference.weights import round_stochastically, saturate_float32
+from shardam_kernels.row_steps import RowSteps
 
 
 def adam_update(
@@ -17,7 +18,7 @@ def adam_update(
     slots: npt.NDArray[np.int64],
     gradients: npt.NDArray[np.float32],
     factors: Factors,
-    step_factors: npt.NDArray[np.float32],
+    steps: RowSteps,
 ) -> int:
     """Applies one step to rows and returns how many weights were saturated.
 
@@ -26,22 +27,21 @@ def adam_update(
         slots: int64 [U], distinct.
         gradients: float32 [U, dim], merged, unscaled, divided.
         factors: of the step; its s is not used.
-        step_factors: float32 [U], s of each row; where it is 0 the gradient does not move the weight.
+        steps: the step of each row; where its s is 0 the gradient does not move the weight.
 
     Source:
         torch.optim.SparseAdam (eps beside the raw square root); decay as torch.optim.Adam and AdamW.
     """
+    steps.check(records.layout.dtype)
     c1, c2 = np.float32(factors.c1), np.float32(factors.c2)
     g = gradients
-    w = records.component("weight")[slots]
-    m = records.component("exp_avg")[slots]
-    v = records.component("exp_avg_sq")[slots]
-    s = step_factors[:, np.newaxis]
+    w, m, v = (records.read(name, slots) for name in ("weight", "exp_avg", "exp_avg_sq"))
+    s = steps.factors[:, np.newaxis]
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         if factors.maximize:
             g = -g
         if factors.decoupled:
-            w = np.clip(w * np.float32(factors.d), -_LARGEST, _LARGEST)
+            w, _ = saturate_float32(w * np.float32(factors.d))
         elif factors.weight_decay != 0:
             limit = np.float32(DECAYED_GRADIENT_LIMIT)
             g = np.clip(g + np.float32(factors.weight_decay) * w, -limit, limit)
@@ -49,7 +49,11 @@ def adam_update(
         v = v + (g * g - v) * c2
         moved = w - s * (m / (np.sqrt(v) + np.float32(factors.eps)))
     w = np.where(s == 0, w, moved)
-    records.component("weight")[slots] = np.clip(w, -_LARGEST, _LARGEST)
+    if steps.rounding is None:
+        records.component("weight")[slots], saturated = saturate_float32(w)
+    else:
+        random = stream_hashes(steps.rounding.streams(), records.layout.dim)
+        records.narrow_weights()[slots], saturated = round_stochastically(w, records.layout.dtype, random)
     records.component("exp_avg")[slots] = m
     records.component("exp_avg_sq")[slots] = v
-    return int(np.isinf(w).sum())
+    return saturated

@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from shardam_kernels.hashing import INITIAL_STEP, element_hashes, row_keys
 from shardam_kernels.initializers import FoldedInit, InitialRows
-from shardam_kernels.reference.records import Records
+from shardam_kernels.reference.records import Records, write_component
+from shardam_kernels.reference.weights import round_to_nearest_even, widen
 
 _SIGN_BIT = 31
 _INTERVAL_BITS = 6
@@ -54,10 +55,14 @@ def _starting_weights(row_ids: npt.NDArray[np.int64], initial: InitialRows, dim:
     return weights
 
 
-def initialize(records: Records, slots: npt.NDArray[np.int64], row_ids: npt.NDArray[np.int64], initial: InitialRows) -> None:
-    """Writes new rows: the initial weight, zero moments, zero padding bytes."""
+def initialize(records: Records, slots: npt.NDArray[np.int64], row_ids: npt.NDArray[np.int64], initial: InitialRows) -> int:
+    """Writes new rows: the initial weight to nearest even, zero moments, zero padding bytes.
+
+    Returns:
+        How many weights were saturated.
+    """
     records.arena.records[slots] = 0
-    records.component("weight")[slots] = _starting_weights(row_ids, initial, records.layout.dim)
+    return write_component(records, "weight", slots, _starting_weights(row_ids, initial, records.layout.dim))
 
 
 def gather_weights(
@@ -69,5 +74,8 @@ def gather_weights(
 ) -> None:
     """Writes the weights of rows to out, float32 [N, dim]; a row without a slot (-1) reads as it would start."""
     exists = slots >= 0
-    out[exists] = records.component("weight")[slots[exists]]
-    out[~exists] = _starting_weights(row_ids[~exists], initial, records.layout.dim)
+    out[exists] = records.read("weight", slots[exists])
+    absent = _starting_weights(row_ids[~exists], initial, records.layout.dim)
+    if records.layout.dtype != "float32":
+        absent = widen(round_to_nearest_even(absent, records.layout.dtype)[0], records.layout.dtype)
+    out[~exists] = absent

@@ -16,6 +16,7 @@ from shardam_kernels import initializers, native
 from shardam_kernels.factors import Factors, OptionError
 from shardam_kernels.gradients import Merged
 from shardam_kernels.layout import layout
+from shardam_kernels.row_steps import RowSteps
 from shardam_proto.errors import BadOption, OutOfMemory
 from shardam_proto.schema import Constant, Normal, TableSpec, Uniform, XavierNormal, XavierUniform
 
@@ -175,7 +176,7 @@ class CpuStorage:
         """Applies one step to distinct rows, creating those that are new; returns the number of saturated weights."""
         slots = self._insert(row_ids)
         return native.adam_update(
-            self._records, slots, gradients, factors, factors.step_factors(row_ids.size), self._num_threads
+            self._records, slots, gradients, factors, RowSteps(factors.step_factors(row_ids.size)), self._num_threads
         )
 
     def write(self, row_ids: Int64s, components: Mapping[str, Float32s | None]) -> None:

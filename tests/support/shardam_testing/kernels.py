@@ -6,7 +6,7 @@ Another implementation joins by a subclass of KernelTable and an entry in IMPLEM
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from shardam_kernels.factors import Factors
 from shardam_kernels.gradients import Merged
 from shardam_kernels.initializers import InitialRows
 from shardam_kernels.layout import Layout, layout
+from shardam_kernels.row_steps import RowSteps
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
@@ -33,17 +34,17 @@ class KernelTable(Protocol):
     layout: Layout
     num_slots: int
 
-    def initialize(self, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> None: ...
+    def initialize(self, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> int: ...
 
     def gather(self, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> Float32s: ...
 
     def merge(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> Merged: ...
 
-    def update(self, slots: Int64s, gradients: Float32s, factors: Factors, step_factors: Float32s) -> int: ...
+    def update(self, slots: Int64s, gradients: Float32s, factors: Factors, steps: RowSteps) -> int: ...
 
     def read(self, name: str, slots: Int64s) -> Float32s: ...
 
-    def write(self, name: str, slots: Int64s, values: Float32s) -> None: ...
+    def write(self, name: str, slots: Int64s, values: Float32s) -> int: ...
 
     def record(self, slot: int) -> npt.NDArray[np.uint8]: ...
 
@@ -51,14 +52,14 @@ class KernelTable(Protocol):
 class ReferenceTable:
     """The NumPy reference."""
 
-    def __init__(self, dim: int, num_slots: int) -> None:
-        self.layout = layout(dim)
+    def __init__(self, dim: int, num_slots: int, dtype: str = "float32") -> None:
+        self.layout = layout(dim, dtype)
         self.num_slots = num_slots
         self.records = reference.Records(reference.Arena(self.layout.stride_bytes), self.layout)
         self.records.arena.reserve(num_slots)
 
-    def initialize(self, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> None:
-        reference.initialize(self.records, slots, row_ids, initial)
+    def initialize(self, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> int:
+        return reference.initialize(self.records, slots, row_ids, initial)
 
     def gather(self, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> Float32s:
         out = np.empty((len(slots), self.layout.dim), np.float32)
@@ -68,16 +69,16 @@ class ReferenceTable:
     def merge(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> Merged:
         return reference.merge_gradients(row_ids, gradients, factors)
 
-    def update(self, slots: Int64s, gradients: Float32s, factors: Factors, step_factors: Float32s) -> int:
-        return reference.adam_update(self.records, slots, gradients, factors, step_factors)
+    def update(self, slots: Int64s, gradients: Float32s, factors: Factors, steps: RowSteps) -> int:
+        return reference.adam_update(self.records, slots, gradients, factors, steps)
 
     def read(self, name: str, slots: Int64s) -> Float32s:
         out = np.empty((len(slots), self.layout.dim), np.float32)
         reference.read_component(self.records, name, slots, out)
         return out
 
-    def write(self, name: str, slots: Int64s, values: Float32s) -> None:
-        reference.write_component(self.records, name, slots, values)
+    def write(self, name: str, slots: Int64s, values: Float32s) -> int:
+        return reference.write_component(self.records, name, slots, values)
 
     def record(self, slot: int) -> npt.NDArray[np.uint8]:
         return self.records.arena.view_record(slot)
@@ -86,15 +87,15 @@ class ReferenceTable:
 class NativeTable:
     """The native kernels, with a number of threads."""
 
-    def __init__(self, dim: int, num_slots: int, num_threads: int = 1) -> None:
-        self.layout = layout(dim)
+    def __init__(self, dim: int, num_slots: int, dtype: str = "float32", num_threads: int = 1) -> None:
+        self.layout = layout(dim, dtype)
         self.num_slots = num_slots
         self.num_threads = num_threads
         self.records = native.Records(native.Arena(self.layout.stride_bytes), self.layout)
         self.records.arena.reserve(num_slots)
 
-    def initialize(self, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> None:
-        native.initialize(self.records, slots, row_ids, initial)
+    def initialize(self, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> int:
+        return native.initialize(self.records, slots, row_ids, initial)
 
     def gather(self, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> Float32s:
         out = np.empty((len(slots), self.layout.dim), np.float32)
@@ -104,30 +105,34 @@ class NativeTable:
     def merge(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> Merged:
         return native.merge_gradients(row_ids, gradients, factors, self.num_threads)
 
-    def update(self, slots: Int64s, gradients: Float32s, factors: Factors, step_factors: Float32s) -> int:
-        return native.adam_update(self.records, slots, gradients, factors, step_factors, self.num_threads)
+    def update(self, slots: Int64s, gradients: Float32s, factors: Factors, steps: RowSteps) -> int:
+        return native.adam_update(self.records, slots, gradients, factors, steps, self.num_threads)
 
     def read(self, name: str, slots: Int64s) -> Float32s:
         out = np.empty((len(slots), self.layout.dim), np.float32)
         native.read_component(self.records, name, slots, out)
         return out
 
-    def write(self, name: str, slots: Int64s, values: Float32s) -> None:
-        native.write_component(self.records, name, slots, values)
+    def write(self, name: str, slots: Int64s, values: Float32s) -> int:
+        return native.write_component(self.records, name, slots, values)
 
     def record(self, slot: int) -> npt.NDArray[np.uint8]:
         return self.records.arena.view_record(slot)
 
 
-Make = Callable[[int, int], KernelTable]
+class Make(Protocol):
+    """Makes a table."""
+
+    def __call__(self, dim: int, num_slots: int, dtype: str = "float32") -> KernelTable: ...
+
 
 IMPLEMENTATIONS: dict[str, Make] = {
     "reference": ReferenceTable,
-    "native-1": lambda dim, num_slots: NativeTable(dim, num_slots, 1),
-    "native-2": lambda dim, num_slots: NativeTable(dim, num_slots, 2),
-    "native-4": lambda dim, num_slots: NativeTable(dim, num_slots, 4),
+    "native-1": functools.partial(NativeTable, num_threads=1),
+    "native-2": functools.partial(NativeTable, num_threads=2),
+    "native-4": functools.partial(NativeTable, num_threads=4),
 }
-"""Makers of tables (dim, num_slots), by name; native-N runs N threads."""
+"""Makers of tables by name; native-N runs N threads."""
 
 
 @dataclasses.dataclass
@@ -162,10 +167,10 @@ def table_bytes(table: KernelTable) -> npt.NDArray[np.uint8]:
 
 
 def push(table: KernelTable, slots: Int64s, gradients: Float32s, factors: Factors) -> Merged:
-    """Merges and applies one step in table step mode; ids are slots."""
+    """Merges and applies one step of a float32 table in table step mode; ids are slots."""
     merged = table.merge(slots, gradients, factors)
     assert merged.bad_rows.size == 0
-    table.update(merged.row_ids, merged.gradients, factors, factors.step_factors(len(merged.row_ids)))
+    table.update(merged.row_ids, merged.gradients, factors, RowSteps(factors.step_factors(len(merged.row_ids))))
     return merged
 
 

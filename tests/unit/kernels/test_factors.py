@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardam_kernels.factors import FLOAT32_MAX, AdamOptions, OptionError, check_grad_scale, factors
+from shardam_kernels.factors import FLOAT32_MAX, AdamOptions, OptionError, check_grad_scale, factors, row_step_factors
 
 OPTIONS = st.builds(
     AdamOptions,
@@ -117,3 +117,21 @@ def test_step_factors_repeat_s_as_float32() -> None:
     result = factors(AdamOptions(), 3)
     assert result.step_factors(4).tolist() == [result.s] * 4
     assert result.step_factors(0).dtype == np.float32
+
+
+@given(OPTIONS, st.lists(st.one_of(st.integers(1, 50), st.integers(1, 2**32 - 1)), max_size=20))
+def test_a_row_s_own_step_has_the_factor_of_a_table_at_that_step(options: AdamOptions, steps: list[int]) -> None:
+    try:
+        options.check()
+    except OptionError:
+        return
+    result = row_step_factors(options, np.array(steps, np.int64))
+    assert result.dtype == np.float32
+    assert result.tolist() == [factors(options, t).s for t in steps]
+
+
+def test_a_row_step_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="the first step of a row is 1, got 0"):
+        row_step_factors(AdamOptions(), np.array([3, 0]))
+    with pytest.raises(OptionError, match="lr"):
+        row_step_factors(AdamOptions(lr=-1.0), np.array([1]))

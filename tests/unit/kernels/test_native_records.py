@@ -15,6 +15,7 @@ from shardam_kernels import native
 from shardam_kernels.factors import AdamOptions, factors
 from shardam_kernels.initializers import InitialRows, fold_constant
 from shardam_kernels.layout import layout
+from shardam_kernels.row_steps import Rounding, RowSteps
 
 INITIAL = InitialRows(fold_constant(1.0), 0)
 STEP = factors(AdamOptions(), 1)
@@ -87,12 +88,24 @@ def test_an_arena_that_no_machine_can_hold_is_a_memory_error_and_changes_nothing
         native.Arena(24)
 
 
-def test_records_are_refused_when_arena_and_layout_differ_or_weights_are_not_float32() -> None:
+def test_records_are_refused_when_arena_and_layout_differ() -> None:
     with pytest.raises(ValueError, match="stride is 16 bytes, the layout's 768"):
         native.Records(native.Arena(16), layout(64))
-    low = layout(64, "bfloat16")
-    with pytest.raises(ValueError, match="got weights of bfloat16"):
-        native.Records(native.Arena(low.stride_bytes), low)
+
+
+def test_a_rounding_is_wanted_where_weights_are_rounded_and_nowhere_else() -> None:
+    low = layout(8, "bfloat16")
+    arena = native.Arena(low.stride_bytes)
+    arena.reserve(4)
+    slots, rows = np.arange(3), np.ones((3, 8), np.float32)
+    with pytest.raises(ValueError, match="give a Rounding"):
+        native.adam_update(native.Records(arena, low), slots, rows, STEP, RowSteps(STEP.step_factors(3)))
+    rounding = Rounding(0, slots, np.ones(3, np.int64))
+    with pytest.raises(ValueError, match="give no rounding"):
+        native.adam_update(_records(8, 4), slots, rows, STEP, RowSteps(STEP.step_factors(3), rounding))
+    for short in (Rounding(0, slots[:2], slots), Rounding(0, slots[:2], slots[:2])):
+        with pytest.raises(ValueError, match="has length"):
+            native.adam_update(native.Records(arena, low), slots, rows, STEP, RowSteps(STEP.step_factors(3), short))
 
 
 @pytest.mark.parametrize("slot", [-1, 8, 2**62])
@@ -103,7 +116,7 @@ def test_a_slot_out_of_range_is_named_before_anything_is_written(slot: int) -> N
     rows = np.ones((2, 512), np.float32)
     calls: list[Callable[[], object]] = [
         lambda: native.initialize(records, slots, slots, INITIAL),
-        lambda: native.adam_update(records, slots, rows, STEP, STEP.step_factors(2)),
+        lambda: native.adam_update(records, slots, rows, STEP, RowSteps(STEP.step_factors(2))),
         lambda: native.write_component(records, "weight", slots, rows),
     ]
     if slot != -1:
@@ -121,9 +134,9 @@ def test_lengths_and_dims_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match="gradients has length 3, row_ids has 2"):
         native.merge_gradients(slots[:2], rows, STEP)
     with pytest.raises(ValueError, match="gradients has 7 columns, the records have dim 8"):
-        native.adam_update(records, slots, np.ones((3, 7), np.float32), STEP, STEP.step_factors(3))
+        native.adam_update(records, slots, np.ones((3, 7), np.float32), STEP, RowSteps(STEP.step_factors(3)))
     with pytest.raises(ValueError, match="step_factors has length 2, slots has 3"):
-        native.adam_update(records, slots, rows, STEP, STEP.step_factors(2))
+        native.adam_update(records, slots, rows, STEP, RowSteps(STEP.step_factors(2)))
     with pytest.raises(ValueError, match="row_ids has length 2, slots has 3"):
         native.initialize(records, slots, slots[:2], INITIAL)
     with pytest.raises(ValueError, match="out has length 3, slots has 2"):
