@@ -56,6 +56,16 @@ def test_a_stage_without_files_fails_the_run(small_tree: Path, capfd: pytest.Cap
     assert "FAILED (pytest exit 5)" in capfd.readouterr().out
 
 
+def test_a_process_that_a_test_leaves_behind_fails_the_stage(
+    small_tree: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_tests, "EXIT_TIME_S", 0.0)
+    body = "import subprocess, sys\ndef test_a(): subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    write(small_tree, "first", body)
+    assert run_tests.main(["first"]) == 1
+    assert "left behind:" in capfd.readouterr().out
+
+
 def test_later_stages_run_after_a_failed_one(small_tree: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write(small_tree, "first", "def test_a(): assert 0\n")
     write(small_tree, "second", "def test_b(): pass\n")
