@@ -21,6 +21,7 @@ def test_every_test_file_belongs_to_exactly_one_stage() -> None:
 def small_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # quick; nothing here needs a plugin
     stages = (Stage("first", 60, "first"), Stage("second", 60, "second"))
     monkeypatch.setattr(run_tests, "STAGES", stages)
     return tmp_path / "tests"
