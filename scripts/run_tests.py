@@ -8,15 +8,18 @@ Exit status: 0 if every stage passed, 1 otherwise, 2 for an unknown stage.
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +29,13 @@ HANG_FACTOR = 4
 
 PARALLEL = ("-n", "2", "--dist", "loadfile")
 """A file's tests share clusters and tables, so a file stays on one worker."""
+
+
+MARK_NAME = "TEST_RUN_MARK"
+"""Environment name that every process of a stage inherits, so that what tests leave behind is found."""
+
+EXIT_TIME_S = 15.0
+"""Time that processes whose parent is gone have to notice and drain."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +73,7 @@ class Outcome:
         seconds: wall time.
         exit_code: pytest's, or -1 if the stage was ended because it hung.
         passed, failed, skipped: number of tests; errors count as failed.
+        left: command lines of processes that tests left behind.
     """
 
     stage: Stage
@@ -71,11 +82,12 @@ class Outcome:
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    left: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
-        """Whether tests ran and none failed; pytest's exit code for "no tests" is a failure like any other."""
-        return self.exit_code == 0 and self.passed > 0
+        """Whether tests ran, none failed and no process stayed; pytest's exit code for "no tests" is a failure, too."""
+        return self.exit_code == 0 and self.passed > 0 and not self.left
 
 
 STAGES = (
@@ -91,8 +103,10 @@ STAGES = (
 def run_stage(stage: Stage, files: Sequence[str], report_path: Path) -> Outcome:
     """Runs a stage with its output going to this process's."""
     command = [sys.executable, "-m", "pytest", f"--junitxml={report_path}", *stage.options, *files]
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, MARK_NAME: mark}
     start = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, env=environment)
     try:
         exit_code = process.wait(timeout=HANG_FACTOR * stage.ceiling_s)
     except subprocess.TimeoutExpired:
@@ -100,7 +114,36 @@ def run_stage(stage: Stage, files: Sequence[str], report_path: Path) -> Outcome:
         print(f"{stage.name}: ended after {HANG_FACTOR} times its ceiling of {stage.ceiling_s} s", file=sys.stderr)
     finally:
         end(process)
-    return Outcome(stage, time.monotonic() - start, exit_code, *read_counts(report_path))
+        left = end_leftovers(mark)
+    passed, failed, skipped = read_counts(report_path)
+    return Outcome(stage, time.monotonic() - start, exit_code, passed, failed, skipped, left)
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """Returns the running processes that carry the mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK_NAME) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:  # it has ended, or is another user's
+            continue
+    return found
+
+
+def end_leftovers(mark: str) -> tuple[str, ...]:
+    """Kills processes that outlive their stage and returns their command lines."""
+    deadline = time.monotonic() + EXIT_TIME_S
+    while (processes := marked_processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    names = []
+    for process in processes:
+        try:
+            names.append(" ".join(process.cmdline()))
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    return tuple(names)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -136,6 +179,7 @@ def summarise(outcomes: Sequence[Outcome]) -> None:
         note = "" if outcome.good else f"  FAILED (pytest exit {outcome.exit_code})"
         if outcome.seconds > outcome.stage.ceiling_s:
             note += "  over its ceiling"
+        note += "".join(f"\n{'':<12} left behind: {command}" for command in outcome.left)
         counts = f"{outcome.passed:>7} {outcome.failed:>7} {outcome.skipped:>8}"
         print(f"{outcome.stage.name:<12} {outcome.seconds:>8.1f} {outcome.stage.ceiling_s:>8} {counts}{note}")
     seconds = sum(outcome.seconds for outcome in outcomes)

@@ -52,7 +52,6 @@ class Change(Generic[RequestT, AnswerT]):
         method: picks the stub's method.
         parts: one message per shard, empty ones too, by shard index.
         steps_of: ids of the tables that stepped, from an answer; row changes step none.
-        what: for messages, e.g. "push of table 'items'".
         number: its number, once it has one.
         answers: what shards that applied it said.
         refusals: why other shards refused it for good.
@@ -62,7 +61,6 @@ class Change(Generic[RequestT, AnswerT]):
     method: Callable[[ShardLink], UnaryCall[RequestT, AnswerT]]
     parts: list[RequestT]
     steps_of: Callable[[AnswerT], list[int]]
-    what: str
     number: int = 0
     answers: dict[int, AnswerT] = dataclasses.field(default_factory=dict)
     refusals: dict[int, ShardamError] = dataclasses.field(default_factory=dict)

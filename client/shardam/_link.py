@@ -8,6 +8,7 @@ import threading
 import grpc
 
 from shardam_proto.channels import open_channel
+from shardam_proto.errors import ShardLost
 from shardam_proto.v1 import embedding_pb2, embedding_pb2_grpc, row_pb2_grpc, table_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,19 @@ class ShardLink:
         header = answer.header
         known = (self.lineage, self.timeline)
         return (header.lineage, header.timeline) == known and header.last_number >= self.acknowledged
+
+    def lost(self, answer: embedding_pb2.OpenResponse) -> ShardLost:
+        """Returns the error that says what is missing from the state that answered."""
+        has = answer.header.last_number
+        where = "" if answer.header.lineage == self.lineage else ", on another lineage of state"
+        return ShardLost(
+            f"{self.peer} lost its rows: it had acknowledged number {self.acknowledged} of this client and now has "
+            f"{has}{where}. This version keeps rows in memory only, so that shard's share of every table is gone: restart the "
+            "cluster and train again",
+            acknowledged=self.acknowledged,
+            has=has,
+            metadata={"shard": str(self.index), "address": self.address},
+        )
 
     def close(self) -> None:
         """Closes all channels."""

@@ -113,7 +113,7 @@ def push_change(sections: Sequence[TableStepGradient], route_map: RouteMap) -> P
         )
         _check_size(part.ByteSize(), what, shard)
         parts.append(part)
-    return Change(lambda link: link.embedding.Push, parts, _stepped, what)
+    return Change(lambda link: link.embedding.Push, parts, _stepped)
 
 
 def _stepped(answer: embedding_pb2.PushResponse) -> list[int]:
@@ -142,7 +142,7 @@ def assign_change(table: str, table_id: int, write: RowWrite, route_map: RouteMa
             exp_avg_sq=to_wire(present["exp_avg_sq"]) if "exp_avg_sq" in present else None,
         )
         parts.append(part)
-    return Change(lambda link: link.rows.AssignRows, parts, lambda _: [], what)
+    return Change(lambda link: link.rows.AssignRows, parts, lambda _: [])
 
 
 def delete_change(table: str, table_id: int, row_ids: Int64s, route_map: RouteMap) -> DeleteChange:
@@ -157,7 +157,7 @@ def delete_change(table: str, table_id: int, row_ids: Int64s, route_map: RouteMa
         mine = row_ids[positions]
         _check_size(mine.nbytes, what, shard)
         parts.append(row_pb2.DeleteRowsRequest(table_id=table_id, row_ids=to_wire(mine)))
-    return Change(lambda link: link.rows.DeleteRows, parts, lambda _: [], what)
+    return Change(lambda link: link.rows.DeleteRows, parts, lambda _: [])
 
 
 def options_message(options: AdamOptions, grad_scale: float) -> common_pb2.AdamOptions:

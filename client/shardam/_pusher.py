@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 from shardam._changes import AnyChange, ChangeLog
 from shardam._session import Session
-from shardam_proto.errors import ShardamError, make_error
+from shardam_proto.errors import ClientClosed, ShardamError, make_error
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,21 @@ class Pusher:
             self._submit(_Settle(), future := Future[None]())
             future.result()
 
+    def finish(self) -> None:
+        """Waits for what is queued, at the end; an error that no caller has seen yet is raised.
+
+        Raises:
+            ShardamError: a queued change failed.
+        """
+        if not self._session.ended:
+            self.flush()
+            return
+        with self._wake:
+            self._wake.wait_for(lambda: self._num_finished >= self._num_submitted)
+            error = self._errors.popleft() if self._errors else None
+        if error is not None and not self._session.failure_was_raised:
+            raise error
+
     def raise_error(self) -> None:
         """Raises the oldest error of a queued change, once.
 
@@ -98,7 +113,7 @@ class Pusher:
         with self._wake:
             self._wake.wait_for(lambda: len(self._queue) < MAX_QUEUED or self._closed)
             if self._closed:
-                self._session.check()
+                raise _closed_error()
             self._queue.append((item, future))
             self._num_submitted += 1
             self._wake.notify_all()
@@ -156,10 +171,14 @@ class Pusher:
     def _drop_queue(self) -> None:
         for _, future in self._queue:
             if future is not None:
-                future.cancel()
+                future.set_exception(_closed_error())
         self._num_finished += len(self._queue)
         self._queue.clear()
         self._wake.notify_all()
+
+
+def _closed_error() -> ClientClosed:
+    return ClientClosed("this cluster object was closed meanwhile; connect again")
 
 
 def _resolve(future: Future[None], error: BaseException | None) -> None:

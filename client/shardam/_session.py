@@ -24,7 +24,6 @@ from shardam_proto.errors import (
     ClientClosed,
     RedisUnreachable,
     ShardamError,
-    ShardLost,
     VersionMismatch,
     WrongCluster,
     make_error,
@@ -88,6 +87,11 @@ class Session:
     def in_this_process(self) -> bool:
         """False after a fork: channels and threads stayed in the parent."""
         return os.getpid() == self._pid
+
+    @property
+    def ended(self) -> bool:
+        """True: every call raises what ended this client."""
+        return self._failure is not None
 
     @property
     def failure_was_raised(self) -> bool:
@@ -226,15 +230,7 @@ class Session:
             if link.continues(answer):
                 link.adopt(answer)
                 return
-        has = answer.header.last_number
-        lost = ShardLost(
-            f"{link.peer} lost its rows: it had acknowledged number {link.acknowledged} of this client and now has {has}, on "
-            "another lineage of state. This version keeps rows in memory only, so that shard's share of every table is gone: "
-            "restart the cluster and train again",
-            acknowledged=link.acknowledged,
-            has=has,
-            metadata={"shard": str(link.index), "address": link.address},
-        )
+        lost = link.lost(answer)
         self.fail(lost)
         raise lost
 

@@ -180,8 +180,7 @@ class Cluster:
                 return
             self._closed = True
             try:
-                if not self._session.failure_was_raised:
-                    self._pusher.flush()
+                self._pusher.finish()
             finally:
                 self._pusher.close()
                 self._session.close()

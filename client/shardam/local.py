@@ -61,7 +61,8 @@ class _Ready:
     @classmethod
     def from_json(cls, line: str) -> _Ready:
         values = json.loads(line)
-        shards = tuple(LocalShard(**shard) for shard in values["shards"])
+        names = [field.name for field in dataclasses.fields(LocalShard)]
+        shards = tuple(LocalShard(**{name: shard[name] for name in names}) for shard in values["shards"])
         return cls(values["cluster"], values["redis_url"], values["admin_url"], shards)
 
 

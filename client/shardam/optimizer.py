@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import overload
 
 import torch
@@ -22,7 +22,8 @@ HYPER_PARAMETERS = ("lr", "betas", "eps", "maximize", "weight_decay", "decoupled
 _BOOKKEEPING = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr", "param_names"})
 """Keys that torch and its schedulers keep in param groups; they stay here."""
 
-ModuleGroup = dict[str, object]
+ModuleGroup = Mapping[str, object]
+"""A param group: "params" (modules) and hyper-parameters of its own."""
 
 
 class SparseAdam(Optimizer):
@@ -52,7 +53,7 @@ class SparseAdam(Optimizer):
 
     def __init__(
         self,
-        modules: Embedding | Iterable[Embedding] | Iterable[ModuleGroup],
+        modules: Embedding | Iterable[Embedding | ModuleGroup],
         lr: float | torch.Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -73,12 +74,12 @@ class SparseAdam(Optimizer):
         }
         _check_group(defaults)
         self._tables: dict[int, tuple[Cluster, TableGradient]] = {}
-        listed = [modules] if isinstance(modules, Embedding) else list(modules)
+        listed = [modules] if isinstance(modules, Embedding) else [_as_group(entry) for entry in modules]
         if not listed:
             raise BadOption("SparseAdam got no modules")
         super().__init__(listed, defaults)  # type: ignore[arg-type]  # add_param_group puts the proxies in
 
-    def add_param_group(self, param_group: ModuleGroup) -> None:
+    def add_param_group(self, param_group: dict[str, object]) -> None:
         """Adds modules, with hyper-parameters of their own.
 
         Args:
@@ -87,6 +88,10 @@ class SparseAdam(Optimizer):
         Raises:
             BadOption: as the constructor.
         """
+        if not isinstance(param_group, Mapping):
+            raise BadOption(
+                f"SparseAdam takes modules or param groups, not both; got {type(param_group).__name__} among groups"
+            )
         group = dict(param_group)
         modules = group.get("params")
         listed = [modules] if isinstance(modules, Embedding) else list(modules) if isinstance(modules, Iterable) else []
@@ -174,6 +179,33 @@ class SparseAdam(Optimizer):
         for _, gradient in self._tables.values():
             gradient.clear()
 
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Loads hyper-parameters; the moments are where they were, on the shards.
+
+        Args:
+            state_dict: of a SparseAdam; one of torch.optim.SparseAdam before its first step will do, too.
+
+        Raises:
+            BadOption: it holds moments, or hyper-parameters that no push may carry.
+        """
+        if state_dict.get("state"):
+            raise BadOption(
+                "the state_dict holds moments, and those of this optimizer live on the shards; write them with "
+                "module.table.assign(ids, weight, exp_avg=..., exp_avg_sq=...) and load the param_groups alone"
+            )
+        groups = state_dict.get("param_groups")
+        for group in groups if isinstance(groups, list) else []:
+            _refuse_unknown({name: value for name, value in group.items() if name not in ("params", *_BOOKKEEPING)})
+            check_options(_options({**self.defaults, **group}), 1.0, "(all)")
+        super().load_state_dict(state_dict)
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Completes groups that were saved without this class's own hyper-parameters."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
     def synchronize(self) -> None:
         """Waits until every queued push has been applied.
 
@@ -185,6 +217,11 @@ class SparseAdam(Optimizer):
 
     def _clusters(self) -> list[Cluster]:
         return list(dict.fromkeys(cluster for cluster, _ in self._tables.values()))
+
+
+def _as_group(entry: Embedding | ModuleGroup) -> object:
+    """Torch wants a group to be a dict."""
+    return dict(entry) if isinstance(entry, Mapping) else entry
 
 
 _DENSE_REMEDY = "dense parameters belong to a torch.optim optimizer beside this one"

@@ -69,6 +69,7 @@ class DemoReport:
         self._console = console
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._description = ""
 
     def __enter__(self) -> Self:
         return self
@@ -114,8 +115,12 @@ class DemoReport:
             )
             self._progress.start()
             self._task = self._progress.add_task("")
-        name = {"shardam": "shardam", "baseline": "local baseline"}.get(part, part)
-        self._progress.update(self._task, description=f"epoch {epoch}, {name:14}", completed=done, total=total)
+        name = "local baseline" if part == "baseline" else part
+        description = f"epoch {epoch}, {name:14}"
+        if description != self._description:  # another pace, so the time left is estimated anew
+            self._progress.reset(self._task, total=total)
+            self._description = description
+        self._progress.update(self._task, description=description, completed=done)
 
     def epoch(self, result: EpochResult) -> None:
         """Prints one line of the table of epochs, the first time with its head."""

@@ -1,4 +1,4 @@
-"""How `up` sees that its children serve: Redis answers, a shard's registration says ready, the admin API is healthy."""
+"""How `up` sees that its children serve: Redis answers, a shard's registration says ready, the admin API is ready."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class ClusterProbe:
             await asyncio.sleep(_POLL_S)
 
     async def admin_ready(self, host: str, port: int) -> None:
-        """Waits until the admin API answers /healthz."""
-        while not await asyncio.to_thread(_is_healthy, host, port):
+        """Waits until the admin API says that it and all shards serve (/readyz)."""
+        while not await asyncio.to_thread(_is_ready, host, port):
             await asyncio.sleep(_POLL_S)
 
     async def view(self) -> ClusterView:
@@ -94,10 +94,10 @@ class ClusterProbe:
             return self._view
 
 
-def _is_healthy(host: str, port: int) -> bool:
+def _is_ready(host: str, port: int) -> bool:
     connection = http.client.HTTPConnection(host, port, timeout=_HEALTH_TIMEOUT_S)  # knows no proxy variables
     try:
-        connection.request("GET", "/healthz")
+        connection.request("GET", "/readyz")
         return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False

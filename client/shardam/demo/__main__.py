@@ -51,11 +51,11 @@ def main(arguments: list[str]) -> int:
             Worker(Run(ClickData.load(options.dataset), options.epochs, options.seed), cluster).run()
         dist.destroy_process_group()
     except ShardamError as error:
-        emit("error", message=f"worker {rank}: {error.message}", expected=True)
+        emit("error", message=f"worker {rank}: {error.message}", trace=[])
         return 1
     except Exception as error:  # noqa: BLE001 - the edge of the process: torchrun reports an exit status only
-        trace = "".join(traceback.format_exception(error))
-        emit("error", message=f"worker {rank} has failed unexpectedly:\n{trace}", expected=False)
+        trace = "".join(traceback.format_tb(error.__traceback__)).splitlines()
+        emit("error", message=f"worker {rank}: {type(error).__name__}: {error}", trace=trace)
         return 1
     return 0
 

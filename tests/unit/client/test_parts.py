@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,6 +66,22 @@ def test_a_pull_beyond_one_message_is_split_and_put_together_in_order(num_shards
         for shard in shards:
             assert len(shard.seen) > 1
             assert max(len(asked) for _, _, asked in shard.seen) * 8 <= 1024
+
+
+@pytest.mark.case("C050")
+def test_processes_with_other_hash_seeds_route_ids_alike() -> None:
+    program = "import numpy as np; from shardam_proto.routing import RouteMap; " + (
+        "print(RouteMap(1, 3).shards_of(np.array([-5, 2**63 - 1, 0, -(2**63)])).tolist())"
+    )
+    printed = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
+        )
+        printed.add(done.stdout)
+    assert len(printed) == 1
+    assert set(json.loads(printed.pop())) <= {0, 1, 2}
 
 
 @pytest.mark.case("C045")

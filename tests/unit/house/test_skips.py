@@ -18,7 +18,7 @@ def run_pytest(folder: Path, body: str, *options: str, ci: bool = False) -> subp
         shutil.copy(TESTS / name, folder / name)
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_it.py").write_text(f"import pytest\n\n{body}")
-    environment = {**os.environ, "CI": "true" if ci else ""}
+    environment = {**os.environ, "CI": "true" if ci else "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), *options, str(folder)]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=60, check=False)
 
@@ -35,11 +35,13 @@ def test_a_module_that_skips_as_a_whole_is_checked_too(tmp_path: Path) -> None:
     assert "no mood" in result.stdout
 
 
-@pytest.mark.parametrize("body", ["def test_a():\n    pytest.skip('x')\n", "pytest.skip('x', allow_module_level=True)\n"])
-def test_a_refused_skip_on_a_parallel_worker_fails_the_run(tmp_path: Path, body: str) -> None:
-    result = run_pytest(tmp_path, f"{body}\ndef test_b():\n    pass\n", "-n", "1")
+def test_a_refused_skip_on_a_parallel_worker_fails_the_run(tmp_path: Path) -> None:
+    (tmp_path / "test_whole.py").write_text("import pytest\npytest.skip('no mood', allow_module_level=True)\n")
+    body = "def test_a():\n    pytest.skip('no time')\n\ndef test_b():\n    pass\n"
+    result = run_pytest(tmp_path, body, "-p", "xdist", "-n", "1")
     assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
-    assert "not on the list in skips.toml" in result.stdout
+    assert "test_a: no time (not on the list in skips.toml)" in result.stdout
+    assert "test_whole.py: no mood (not on the list in skips.toml)" in result.stdout
 
 
 def test_a_missing_browser_may_skip_on_a_developers_machine_only(tmp_path: Path) -> None:

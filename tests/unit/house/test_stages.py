@@ -21,6 +21,7 @@ def test_every_test_file_belongs_to_exactly_one_stage() -> None:
 def small_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # quick; nothing here needs a plugin
     stages = (Stage("first", 60, "first"), Stage("second", 60, "second"))
     monkeypatch.setattr(run_tests, "STAGES", stages)
     return tmp_path / "tests"
@@ -54,6 +55,16 @@ def test_a_stage_without_files_fails_the_run(small_tree: Path, capfd: pytest.Cap
     write(small_tree, "first", "def test_a(): pass\n")
     assert run_tests.main([]) == 1
     assert "FAILED (pytest exit 5)" in capfd.readouterr().out
+
+
+def test_a_process_that_a_test_leaves_behind_fails_the_stage(
+    small_tree: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_tests, "EXIT_TIME_S", 0.0)
+    body = "import subprocess, sys\ndef test_a(): subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    write(small_tree, "first", body)
+    assert run_tests.main(["first"]) == 1
+    assert "left behind:" in capfd.readouterr().out
 
 
 def test_later_stages_run_after_a_failed_one(small_tree: Path, capfd: pytest.CaptureFixture[str]) -> None:

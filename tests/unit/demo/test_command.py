@@ -1,0 +1,60 @@
+"""The demo's flags, and that neither the command nor the preparation of data loads torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardam_server.command_errors import UsageError
+from shardam_server.demo_command import parse_options
+from shardam_server.demo_run import DemoOptions
+
+
+def test_bare_demo_has_the_documented_defaults() -> None:
+    assert parse_options([]) == DemoOptions(data=None, workers=2, shards=2, epochs=5, seed=0, keep=False, as_json=False)
+
+
+def test_every_flag_is_taken() -> None:
+    given = ["--data", "synthetic", "--workers", "3", "--shards", "1", "--epochs", "2", "--seed", "9", "--keep", "--json"]
+    assert parse_options(given) == DemoOptions("synthetic", 3, 1, 2, 9, True, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "0"], "--workers: must be a whole number from 1 to 64, got '0'"),
+        (["--shards", "2.5"], "--shards: must be a whole number from 1 to 64, got '2.5'"),
+        (["--epochs", "-1"], "--epochs: must be a whole number from 1 to 1000, got '-1'"),
+        (["--seed", str(2**63)], "--seed: must be a whole number"),
+        (["--seed", "²"], "--seed: must be a whole number"),
+        (["--worker", "2"], "unrecognized arguments: --worker 2"),
+    ],
+)
+def test_a_wrong_flag_is_named_with_its_value_and_the_help(arguments: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_options(arguments)
+    assert message in str(caught.value)
+    assert "see shardam demo --help" in str(caught.value)
+
+
+def test_help_names_every_flag_and_the_file_format_and_loads_no_torch() -> None:
+    program = (
+        "import sys\nfrom shardam_server.__main__ import main\n"
+        "try:\n    main(['demo', '--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "assert 'torch' not in sys.modules and 'shardam' not in sys.modules"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    for word in ("--data", "--workers", "--shards", "--epochs", "--seed", "--keep", "--json", "label", "cat_*", "dense_*"):
+        assert word in run.stdout
+
+
+def test_preparing_data_loads_no_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom shardam.demo.prepare import main\n"
+        f"assert main(['--data', 'synthetic', '--out', {str(tmp_path / 'clicks.npz')!r}]) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,91 @@
+"""What `shardam demo` prints, and how its child processes are heard and stopped."""
+
+import io
+import queue
+import sys
+
+import pytest
+from rich.console import Console
+
+from shardam_server.demo_processes import Child, Exited, Happening, Line, child_environment
+from shardam_server.demo_report import DataSummary, DemoReport, EpochResult, MovedRow
+from shardam_server.demo_rest import RowState, row_url
+
+
+def printed(terminal: bool) -> str:
+    file = io.StringIO()
+    with DemoReport(Console(file=file, force_terminal=terminal, width=60, color_system=None)) as report:
+        report.data(DataSummary("made-up clicks [v1]", "nothing else is there", ("note",), ("user", "item"), 9_000, 1_000))
+        report.started(["cpu", "cpu"], 1, "http://127.0.0.1:1")
+        report.progress("shardam", 1, 512, 9_000)
+        report.epoch(EpochResult(1, 0.75, 0.5, 12_345.6, 0.751, 0.501, 23_456.7))
+        last = EpochResult(2, 0.76, 0.49, 12_345.6, 0.758, 0.491, 23_456.7)
+        report.epoch(last)
+        report.result(last, workers=2, shards=1, rows=4_321)
+        state = RowState([0.25] * 16, [0.001] * 16, [1e-6] * 16, 1_760)
+        report.moved(
+            MovedRow("item", "-5", "A [bold] Film", 77, [0.5] * 16, state, "http://127.0.0.1:1/v1/tables/item/rows/-5")
+        )
+    return file.getvalue()
+
+
+def test_without_a_terminal_the_report_is_plain_lines_without_a_bar() -> None:
+    text = printed(terminal=False)
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert text.splitlines()[0] == "shardam demo: made-up clicks [v1], because nothing else is there"
+    assert "\nepoch   shardam   local   shardam   local   shardam     local\n" in text
+    assert "\n    2    0.7600  0.7580    0.4900  0.4910    12,346    23,457\n" in text
+    assert "AUC 0.7600, local baseline 0.7580 (+0.0020); 4,321 rows on 1 shard." in text
+    assert "Row -5 of table item (A [bold] Film), in 77 training samples, read back by" in text
+    assert "  weight before  0.50000  0.50000" in text
+    assert "  weight now     0.25000" in text
+    assert "1,760" in text
+
+
+def test_on_a_terminal_a_bar_moves_and_the_cursor_comes_back() -> None:
+    text = printed(terminal=True)
+    assert "epoch 1, shardam" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def test_the_url_of_a_row_quotes_the_table_and_keeps_the_id_s_digits() -> None:
+    assert row_url("http://h:1", "cat_0", "-9223372036854775808") == "http://h:1/v1/tables/cat_0/rows/-9223372036854775808"
+
+
+def test_children_do_not_inherit_the_user_s_own_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDAM_CLUSTER", "prod")
+    monkeypatch.setenv("OTHER", "1")
+    environment = child_environment({"SHARDAM_REDIS_URL": "redis://x"})
+    assert "SHARDAM_CLUSTER" not in environment
+    assert environment["SHARDAM_REDIS_URL"] == "redis://x"
+    assert environment["OTHER"] == "1"
+
+
+def start(program: str) -> tuple[Child, queue.SimpleQueue[Happening]]:
+    happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+    return Child("child", [sys.executable, "-c", program], child_environment({}), happenings), happenings
+
+
+def test_a_child_s_lines_come_before_its_end_and_its_stderr_is_kept() -> None:
+    child, happenings = start("import sys; print('one'); print('two'); sys.stderr.write('why\\n'); sys.exit(3)")
+    seen = [happenings.get(timeout=60) for _ in range(3)]
+    assert seen == [Line("child", "one"), Line("child", "two"), Exited("child", 3)]
+    assert child.tail() == ["why"]
+    child.stop(10.0)
+
+
+def test_a_child_is_stopped_by_the_end_of_its_stdin() -> None:
+    child, happenings = start("import sys; print('up', flush=True); sys.stdin.read(); print('drained')")
+    assert happenings.get(timeout=60) == Line("child", "up")
+    child.stop(120.0)
+    assert happenings.get(timeout=60) == Line("child", "drained")
+    assert happenings.get(timeout=60) == Exited("child", 0)
+
+
+def test_a_child_that_does_not_listen_is_killed() -> None:
+    program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(1000)"
+    child, happenings = start(program)
+    assert happenings.get(timeout=60) == Line("child", "up")
+    child.stop(0.4)
+    assert happenings.get(timeout=60) == Exited("child", -9)
