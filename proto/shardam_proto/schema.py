@@ -36,12 +36,6 @@ _STEP_MODES: dict[StepModeName, common_pb2.StepMode.ValueType] = {
 _DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
 _STEP_MODE_NAMES = {value: name for name, value in _STEP_MODES.items()}
 
-SUPPORTED_DTYPES: frozenset[DtypeName] = frozenset({"float32"})
-"""Dtypes that shards of this version store."""
-
-SUPPORTED_STEP_MODES: frozenset[StepModeName] = frozenset({"table"})
-"""Step modes that shards of this version apply."""
-
 
 def _require_finite(what: str, **values: float) -> None:
     for name, value in values.items():
@@ -147,12 +141,8 @@ class TableSpec:
         self._check_padding()
         if self.dtype not in _DTYPES:
             raise BadOption(f"table {self.name!r}: dtype must be one of {sorted(_DTYPES)}, got {self.dtype!r}")
-        if self.dtype not in SUPPORTED_DTYPES:
-            raise BadOption(f"table {self.name!r}: shards of this version store float32 weights only, got dtype {self.dtype!r}")
         if self.step not in _STEP_MODES:
             raise BadOption(f"table {self.name!r}: step must be 'table' or 'row', got {self.step!r}")
-        if self.step not in SUPPORTED_STEP_MODES:
-            raise BadOption(f"table {self.name!r}: shards of this version count steps per table only, got step={self.step!r}")
         if self.optimizer != "sparse_adam":
             raise BadOption(f"table {self.name!r}: optimizer must be 'sparse_adam', got {self.optimizer!r}")
         if not isinstance(self.init, Initializer):

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from shardam_proto.errors import RowLimit, SchemaMismatch, UnknownTable
 from shardam_server.shard.clients import Clients, Outcome
-from shardam_server.shard.table import GradientSection, Int64s, RowWrite, Table
+from shardam_server.shard.records import Int64s
+from shardam_server.shard.table import GradientSection, RowWrite, Table
 
 
 class ShardState:
@@ -94,10 +95,12 @@ class ShardState:
         Raises:
             ShardamError: a section is refused; no table has changed.
         """
-        updates = [section.table.merge(section) for section in sections]
+        updates = [section.table.prepare(section) for section in sections]
         tables = [section.table for section in sections]
         with self._write_locks(tables):
-            new_rows = [(table, table.count_new(update.row_ids)) for table, update in zip(tables, updates, strict=True)]
+            new_rows = [
+                (table, table.count_new(update.gradients.row_ids)) for table, update in zip(tables, updates, strict=True)
+            ]
             self._check_room(new_rows)
             for table, num_new in new_rows:
                 table.reserve(num_new)

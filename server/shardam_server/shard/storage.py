@@ -1,125 +1,84 @@
-"""Where a table's rows live on a device: one interface for all devices, and the CPU's.
+"""The rows of one table: ids, slots and per-row counters on the host, records on a device.
 
-Storage knows rows, slots and arithmetic; steps, limits and errors for users are the table's (table.py). A storage is used
-under its table's lock: reads may run beside each other, changes alone.
+Storage knows rows and arithmetic; limits and errors for users are the table's (table.py). It is used under its table's lock:
+reads may run beside each other, changes alone.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shardam_kernels import initializers, native
-from shardam_kernels.factors import Factors, OptionError
-from shardam_kernels.gradients import Merged
+from shardam_kernels.factors import AdamOptions, Factors, OptionError, row_step_factors
 from shardam_kernels.layout import layout
-from shardam_kernels.row_steps import RowSteps
+from shardam_kernels.row_steps import Rounding, RowSteps
 from shardam_proto.errors import BadOption, OutOfMemory
 from shardam_proto.schema import Constant, Normal, TableSpec, Uniform, XavierNormal, XavierUniform
+from shardam_server.shard.records import CpuRecords, Float32s, Gradients, Int64s, Records
 
-Int64s = npt.NDArray[np.int64]
-Float32s = npt.NDArray[np.float32]
-Counter = TypeVar("Counter", np.int64, np.uint64)
+Counter = TypeVar("Counter", np.int64, np.uint64, np.uint32)
 
-_FIRST_MARKS = 64
+_FIRST_COUNTERS = 64
 """Slots that the per-row counters have room for at first; thousands of small tables must stay small."""
 
 
-class RowStorage(Protocol):
-    """The rows of one table on one device."""
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One optimizer step of a table.
 
-    @property
-    def num_rows(self) -> int:
-        """Rows that exist."""
-        ...
+    Attributes:
+        options: its hyper-parameters.
+        factors: their float32 factors at table_step.
+        table_step: t after it.
+        change_number: the shard's change that it is part of.
+    """
 
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of the records of existing rows."""
-        ...
-
-    @property
-    def index_bytes(self) -> int:
-        """Bytes of index and per-row counters."""
-        ...
-
-    def merge(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> Merged:
-        """Sums duplicates; needs no lock."""
-        ...
-
-    def lookup(self, row_ids: Int64s) -> Int64s:
-        """Returns each row's slot, -1 if it does not exist."""
-        ...
-
-    def count_new(self, row_ids: Int64s) -> int:
-        """Returns how many of these distinct ids have no row."""
-        ...
-
-    def reserve(self, num_new: int) -> None:
-        """Makes room for new rows.
-
-        Raises:
-            OutOfMemory: there is none; nothing has changed.
-        """
-        ...
-
-    def update(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> int:
-        """Applies one step to distinct rows, creating those that are new; returns the number of saturated weights."""
-        ...
-
-    def write(self, row_ids: Int64s, components: Mapping[str, Float32s | None]) -> None:
-        """Writes components of distinct rows, creating those that are new; None leaves a component as it is (new: zero)."""
-        ...
-
-    def delete(self, row_ids: Int64s) -> int:
-        """Deletes rows; returns how many existed."""
-        ...
-
-    def mark(self, row_ids: Int64s, *, change_number: int, touched_step: int | None) -> None:
-        """Records the change (and, if given, the step) that last touched existing rows."""
-        ...
-
-    def marks(self, slots: Int64s) -> tuple[Int64s, npt.NDArray[np.uint64]]:
-        """Returns last touched step and change number by slot; zeros where a slot is -1."""
-        ...
-
-    def gather(self, row_ids: Int64s) -> Float32s:
-        """Returns weights, float32 [N, dim]; the initial weight where a row does not exist."""
-        ...
-
-    def read(self, component: str, slots: Int64s) -> Float32s:
-        """Returns one component by slot, float32 [N, dim]; zeros where a slot is -1."""
-        ...
-
-    def scan(self, from_key: int, max_rows: int) -> tuple[Int64s, int | None]:
-        """Returns ids of existing rows in index order, and the key to go on from, or None."""
-        ...
+    options: AdamOptions
+    factors: Factors
+    table_step: int
+    change_number: int
 
 
-class CpuStorage:
-    """Rows in native memory, worked on by the native kernels.
+@dataclasses.dataclass(frozen=True)
+class RowCounters:
+    """Counters of rows; zeros where a row does not exist.
+
+    Attributes:
+        row_step: int64 [N], steps of the row itself; zeros in table step mode.
+        touched_step: int64 [N], the table's step when a push last touched the row.
+        change_number: uint64 [N], the shard's change that last touched it.
+    """
+
+    row_step: Int64s
+    touched_step: Int64s
+    change_number: npt.NDArray[np.uint64]
+
+
+class RowStorage:
+    """The rows of one table.
 
     Args:
         spec: the table's schema.
         initial: what rows are before their first push.
-        num_threads: threads of one kernel call.
+        records: an empty record store of some device.
     """
 
-    def __init__(self, spec: TableSpec, initial: initializers.InitialRows, num_threads: int) -> None:
-        record_layout = layout(spec.dim, spec.dtype)
-        self._dim = spec.dim
+    def __init__(self, spec: TableSpec, initial: initializers.InitialRows, records: Records) -> None:
         self._initial = initial
-        self._num_threads = num_threads
+        self._counts_row_steps = spec.step == "row"
+        self._rounds = spec.dtype != "float32"
         self._index: native.RowIndex = (
             native.HashIndex() if spec.num_embeddings is None else native.ArrayIndex(spec.num_embeddings)
         )
-        self._arena = native.Arena(record_layout.stride_bytes)
-        self._records = native.Records(self._arena, record_layout)
+        self._records = records
         self._change_numbers = np.zeros(0, np.uint64)
         self._touched_steps = np.zeros(0, np.int64)
+        self._row_steps = np.zeros(0, np.uint32)
 
     @property
     def num_rows(self) -> int:
@@ -134,17 +93,14 @@ class CpuStorage:
     @property
     def index_bytes(self) -> int:
         """Bytes of index and per-row counters."""
-        return self._index.memory_bytes + self._change_numbers.nbytes + self._touched_steps.nbytes
+        counters = self._change_numbers.nbytes + self._touched_steps.nbytes + self._row_steps.nbytes
+        return self._index.memory_bytes + counters
 
-    def merge(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> Merged:
-        """Sums duplicates; needs no lock."""
-        return native.merge_gradients(row_ids, gradients, factors, self._num_threads)
+    # -- a change, in this order: prepare, count_new, reserve; then it cannot fail
 
-    def lookup(self, row_ids: Int64s) -> Int64s:
-        """Returns each row's slot, -1 if it does not exist."""
-        slots = np.empty(row_ids.size, np.int64)
-        self._index.lookup(row_ids, slots)
-        return slots
+    def prepare(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> Gradients:
+        """Groups and checks a step's gradients; needs no lock."""
+        return self._records.prepare(row_ids, gradients, factors)
 
     def count_new(self, row_ids: Int64s) -> int:
         """Returns how many of these distinct ids have no row."""
@@ -161,71 +117,92 @@ class CpuStorage:
         needed = self._index.num_slots + num_new  # freed slots may make it fewer
         try:
             self._index.reserve(num_new)
-            self._arena.reserve(needed)
+            self._records.reserve(needed)
             if self._change_numbers.size < needed:
-                size = max(needed, 2 * self._change_numbers.size, _FIRST_MARKS)
+                size = max(needed, 2 * self._change_numbers.size, _FIRST_COUNTERS)
                 self._change_numbers = _grown(self._change_numbers, size)
                 self._touched_steps = _grown(self._touched_steps, size)
+                if self._counts_row_steps:
+                    self._row_steps = _grown(self._row_steps, size)
         except MemoryError as error:
             raise OutOfMemory(
-                f"no memory for {num_new} more rows of {self._records.layout.stride_bytes} bytes; add shards, "
-                "delete rows, or limit them with --max-rows"
+                f"no memory for {num_new} more rows of {self._records.layout.stride_bytes} bytes ({error}); add shards, delete "
+                "rows, or limit them with --max-rows"
             ) from error
 
-    def update(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> int:
-        """Applies one step to distinct rows, creating those that are new; returns the number of saturated weights."""
-        slots = self._insert(row_ids)
-        return native.adam_update(
-            self._records, slots, gradients, factors, RowSteps(factors.step_factors(row_ids.size)), self._num_threads
-        )
+    def update(self, gradients: Gradients, step: Step) -> int:
+        """Applies one step, creating rows that are new; returns the number of saturated weights."""
+        slots, saturated = self._insert(gradients.row_ids)
+        saturated += self._records.update(slots, gradients, step.factors, self._row_steps_of(slots, gradients.row_ids, step))
+        self._change_numbers[slots] = step.change_number
+        self._touched_steps[slots] = step.table_step
+        return saturated
 
-    def write(self, row_ids: Int64s, components: Mapping[str, Float32s | None]) -> None:
-        """Writes components of distinct rows, creating those that are new; None leaves a component as it is (new: zero)."""
-        slots = self._insert(row_ids)
+    def _row_steps_of(self, slots: Int64s, row_ids: Int64s, step: Step) -> RowSteps:
+        """Counts the step in each row, if rows count, and returns what the kernel needs of it."""
+        if self._counts_row_steps:
+            self._row_steps[slots] += 1
+            steps = self._row_steps[slots].astype(np.int64)
+            factors = row_step_factors(step.options, steps)
+        else:
+            steps = np.full(slots.size if self._rounds else 0, step.table_step, np.int64)
+            factors = step.factors.step_factors(slots.size)
+        return RowSteps(factors, Rounding(self._initial.table_seed, row_ids, steps) if self._rounds else None)
+
+    def write(self, row_ids: Int64s, components: Mapping[str, Float32s | None], change_number: int) -> int:
+        """Writes components of distinct rows, creating those that are new; returns the number of saturated values.
+
+        None leaves a component as it is (of a new row: zero).
+        """
+        slots, saturated = self._insert(row_ids)
         for name, values in components.items():
             if values is not None:
-                native.write_component(self._records, name, slots, np.ascontiguousarray(values))
+                saturated += self._records.write(name, slots, values)
+        self._change_numbers[slots] = change_number
+        return saturated
 
-    def _insert(self, row_ids: Int64s) -> Int64s:
+    def _insert(self, row_ids: Int64s) -> tuple[Int64s, int]:
         slots = np.empty(row_ids.size, np.int64)
         is_new = np.empty(row_ids.size, np.uint8)
-        if self._index.insert(row_ids, slots, is_new):
-            new = is_new.astype(np.bool_)
-            native.initialize(self._records, slots[new], row_ids[new], self._initial)
-            self._touched_steps[slots[new]] = 0
-            self._change_numbers[slots[new]] = 0
-        return slots
+        if not self._index.insert(row_ids, slots, is_new):
+            return slots, 0
+        places = np.flatnonzero(is_new)
+        new_slots = slots[places]
+        saturated = self._records.initialize(new_slots, row_ids[places])
+        self._touched_steps[new_slots] = 0
+        self._change_numbers[new_slots] = 0
+        if self._counts_row_steps:
+            self._row_steps[new_slots] = 0
+        return slots, saturated
 
     def delete(self, row_ids: Int64s) -> int:
-        """Deletes rows; returns how many existed."""
+        """Deletes rows; returns how many existed. One that comes back starts anew."""
         return self._index.remove(row_ids, np.empty(row_ids.size, np.int64))
 
-    def mark(self, row_ids: Int64s, *, change_number: int, touched_step: int | None) -> None:
-        """Records the change (and, if given, the step) that last touched existing rows."""
-        slots = self.lookup(row_ids)
-        self._change_numbers[slots] = change_number
-        if touched_step is not None:
-            self._touched_steps[slots] = touched_step
+    # -- reads
 
-    def marks(self, slots: Int64s) -> tuple[Int64s, npt.NDArray[np.uint64]]:
-        """Returns last touched step and change number by slot; zeros where a slot is -1."""
-        touched_steps, change_numbers = np.zeros(slots.size, np.int64), np.zeros(slots.size, np.uint64)
-        found = slots >= 0
-        touched_steps[found] = self._touched_steps[slots[found]]
-        change_numbers[found] = self._change_numbers[slots[found]]
-        return touched_steps, change_numbers
+    def lookup(self, row_ids: Int64s) -> Int64s:
+        """Returns each row's slot, -1 if it does not exist."""
+        slots = np.empty(row_ids.size, np.int64)
+        self._index.lookup(row_ids, slots)
+        return slots
+
+    def counters(self, slots: Int64s) -> RowCounters:
+        """Returns counters by slot; zeros where a slot is -1."""
+        row_steps = _picked(self._row_steps, slots) if self._counts_row_steps else np.zeros(slots.size, np.uint32)
+        return RowCounters(
+            row_steps.astype(np.int64),
+            _picked(self._touched_steps, slots),
+            _picked(self._change_numbers, slots),
+        )
 
     def gather(self, row_ids: Int64s) -> Float32s:
         """Returns weights, float32 [N, dim]; the initial weight where a row does not exist."""
-        out = np.empty((row_ids.size, self._dim), np.float32)
-        native.gather_weights(self._records, self.lookup(row_ids), row_ids, self._initial, out, self._num_threads)
-        return out
+        return self._records.gather(self.lookup(row_ids), row_ids)
 
     def read(self, component: str, slots: Int64s) -> Float32s:
         """Returns one component by slot, float32 [N, dim]; zeros where a slot is -1."""
-        out = np.empty((slots.size, self._dim), np.float32)
-        native.read_component(self._records, component, slots, out)
-        return out
+        return self._records.read(component, slots)
 
     def scan(self, from_key: int, max_rows: int) -> tuple[Int64s, int | None]:
         """Returns ids of existing rows in index order, and the key to go on from, or None."""
@@ -233,7 +210,7 @@ class CpuStorage:
         return row_ids, next_key
 
 
-def make_storage(spec: TableSpec, table_seed: int, num_threads: int) -> CpuStorage:
+def make_storage(spec: TableSpec, table_seed: int, num_threads: int) -> RowStorage:
     """Makes a table's empty storage.
 
     Raises:
@@ -243,7 +220,8 @@ def make_storage(spec: TableSpec, table_seed: int, num_threads: int) -> CpuStora
         folded = _fold(spec)
     except OptionError as error:
         raise BadOption(f"table {spec.name!r}: {error}", metadata={"table": spec.name}) from error
-    return CpuStorage(spec, initializers.InitialRows(folded, table_seed, spec.padding_idx), num_threads)
+    initial = initializers.InitialRows(folded, table_seed, spec.padding_idx)
+    return RowStorage(spec, initial, CpuRecords(layout(spec.dim, spec.dtype), initial, num_threads))
 
 
 def _fold(spec: TableSpec) -> initializers.FoldedInit:
@@ -271,3 +249,11 @@ def _grown(array: npt.NDArray[Counter], size: int) -> npt.NDArray[Counter]:
     grown = np.zeros(size, array.dtype)  # pages never written stay unmapped
     grown[: array.size] = array
     return grown
+
+
+def _picked(array: npt.NDArray[Counter], slots: Int64s) -> npt.NDArray[Counter]:
+    """Returns array[slot] per slot, zero where it is -1."""
+    picked = np.zeros(slots.size, array.dtype)
+    found = slots >= 0
+    picked[found] = array[slots[found]]
+    return picked

@@ -15,10 +15,8 @@ from shardam_proto.errors import BadOption, IdOutOfRange, NonFiniteGradient, Non
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.locks import ReadWriteLock
-from shardam_server.shard.storage import RowStorage, make_storage
-
-Int64s = npt.NDArray[np.int64]
-Float32s = npt.NDArray[np.float32]
+from shardam_server.shard.records import Float32s, Gradients, Int64s
+from shardam_server.shard.storage import RowStorage, Step, make_storage
 
 MAX_IDS_IN_ERROR = 8
 """Ids an error message lists at most."""
@@ -44,18 +42,16 @@ class GradientSection:
 
 
 @dataclasses.dataclass(frozen=True)
-class MergedUpdate:
-    """A checked section: one gradient per row, and the factors of the step it will be.
+class PreparedUpdate:
+    """A checked section: gradients by row, and the factors of the step it will be.
 
     Attributes:
-        row_ids: int64 [U], distinct, without the padding row.
-        gradients: float32 [U, dim].
+        gradients: of distinct rows, without the padding row, as the table's device takes them.
         factors: factors of the step after the table's present one.
-        options: hyper-parameters, remembered for display.
+        options: hyper-parameters.
     """
 
-    row_ids: Int64s
-    gradients: Float32s
+    gradients: Gradients
     factors: Factors
     options: AdamOptions
 
@@ -179,8 +175,8 @@ class Table:
                     metadata={"table": self.spec.name, "row_ids": _some(write.row_ids[bad]), "column": name},
                 )
 
-    def merge(self, section: GradientSection) -> MergedUpdate:
-        """Checks a section and sums its duplicates.
+    def prepare(self, section: GradientSection) -> PreparedUpdate:
+        """Checks a section and groups its gradients by row.
 
         Raises:
             IdOutOfRange: as check_ids.
@@ -197,16 +193,16 @@ class Table:
             keep = row_ids != self.spec.padding_idx
             if not keep.all():
                 row_ids, gradients = row_ids[keep], gradients[keep]
-        merged = self.storage.merge(row_ids, gradients, step_factors)
-        if merged.bad_rows.size:
-            bad_ids = merged.row_ids[merged.bad_rows]
+        prepared = self.storage.prepare(row_ids, gradients, step_factors)
+        if prepared.bad_rows.size:
+            bad_ids = prepared.row_ids[prepared.bad_rows]
             self.nonfinite_pushes += 1
             raise NonFiniteGradient(
                 f"table {self.spec.name!r}: the summed gradient of ids {_some(bad_ids)} is NaN, infinite or at least 2**64; "
                 "the push was refused and nothing changed",
                 metadata={"table": self.spec.name, "row_ids": _some(bad_ids)},
             )
-        return MergedUpdate(merged.row_ids, merged.gradients, step_factors, section.options)
+        return PreparedUpdate(prepared, step_factors, section.options)
 
     # -- changes; the caller holds the lock for writing and runs on the sequencer's thread
 
@@ -222,11 +218,11 @@ class Table:
         """
         self.storage.reserve(num_new)
 
-    def apply(self, update: MergedUpdate, change_number: int) -> None:
+    def apply(self, update: PreparedUpdate, change_number: int) -> None:
         """Applies one optimizer step."""
         self.step += 1
-        self.saturated_values += self.storage.update(update.row_ids, update.gradients, update.factors)
-        self.storage.mark(update.row_ids, change_number=change_number, touched_step=self.step)
+        step = Step(update.options, update.factors, table_step=self.step, change_number=change_number)
+        self.saturated_values += self.storage.update(update.gradients, step)
         self.last_options = update.options
 
     def assign(self, write: RowWrite, change_number: int) -> int:
@@ -239,8 +235,8 @@ class Table:
                 None if write.exp_avg is None else write.exp_avg[absent],
                 None if write.exp_avg_sq is None else write.exp_avg_sq[absent],
             )
-        self.storage.write(write.row_ids, {"weight": write.weight, "exp_avg": write.exp_avg, "exp_avg_sq": write.exp_avg_sq})
-        self.storage.mark(write.row_ids, change_number=change_number, touched_step=None)
+        components = {"weight": write.weight, "exp_avg": write.exp_avg, "exp_avg_sq": write.exp_avg_sq}
+        self.saturated_values += self.storage.write(write.row_ids, components, change_number)
         return write.row_ids.size
 
     def delete(self, row_ids: Int64s) -> int:
@@ -257,16 +253,17 @@ class Table:
         """Returns rows in the order asked for."""
         slots = self.storage.lookup(row_ids)
         found = slots >= 0
-        touched, change_numbers = self.storage.marks(slots)
+        counters = self.storage.counters(slots)
+        steps = counters.row_step if self.spec.step == "row" else np.where(found, np.int64(self.step), np.int64(0))
         return RowBatch(
             row_ids=row_ids,
             found=found,
             weight=self.storage.gather(row_ids),
             exp_avg=self.storage.read("exp_avg", slots) if include_optimizer else None,
             exp_avg_sq=self.storage.read("exp_avg_sq", slots) if include_optimizer else None,
-            step=np.where(found, np.int64(self.step), np.int64(0)),
-            last_touched_step=touched,
-            change_number=change_numbers,
+            step=steps,
+            last_touched_step=counters.touched_step,
+            change_number=counters.change_number,
         )
 
     def scan(self, from_key: int, max_rows: int, *, include_optimizer: bool) -> tuple[RowBatch, int | None]:

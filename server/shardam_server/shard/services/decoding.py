@@ -13,8 +13,9 @@ from shardam_proto.errors import BadOption, WrongShape
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.identity import ShardIdentity
+from shardam_server.shard.records import Float32s, Int64s
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.table import Float32s, Int64s, Table
+from shardam_server.shard.table import Table
 
 ID_BYTES = 8
 FLOAT_BYTES = 4

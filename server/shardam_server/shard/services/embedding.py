@@ -10,9 +10,10 @@ from shardam_proto.limits import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from shardam_proto.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc
 from shardam_server.shard.clients import Outcome
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.records import Float32s
 from shardam_server.shard.services.decoding import check_owned, decode_options, decode_sections, encode, split_rows
 from shardam_server.shard.state import read_locks
-from shardam_server.shard.table import Float32s, GradientSection
+from shardam_server.shard.table import GradientSection
 
 
 class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
