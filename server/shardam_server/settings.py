@@ -17,6 +17,7 @@ from redis.connection import parse_url
 from shardam_proto.registry import REDIS_TIMEOUT_S
 from shardam_proto.routing import NUM_BUCKETS
 from shardam_proto.schema import check_name
+from shardam_server.devices import check_device_name
 
 ENV_PREFIX = "SHARDAM_"
 """Every environment name starts with it."""
@@ -33,14 +34,6 @@ _MAX_UINT64 = 2**64 - 1
 def _check_cluster(name: str) -> str:
     check_name(name, "cluster name")
     return name
-
-
-def _check_device(device: str) -> str:
-    if device in ("auto", "cpu"):
-        return device
-    if re.fullmatch(r"cuda(:\d+)?", device) or device == "interpret":
-        raise ValueError("not supported: shards of this version run on the CPU only; use cpu or auto")
-    raise ValueError("unknown device; use cpu or auto")
 
 
 def _check_redis(url: str) -> str:
@@ -88,7 +81,7 @@ def _check_secret(token: SecretStr) -> SecretStr:
 
 Host = Annotated[str, AfterValidator(_check_host)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
-Device = Annotated[str, AfterValidator(_check_device)]
+Device = Annotated[str, AfterValidator(check_device_name)]
 RedisUrl = Annotated[str, AfterValidator(_check_redis)]
 Seed = Annotated[int, Field(ge=0, le=_MAX_UINT64)]
 Threads = Annotated[int, Field(ge=1, le=256)]
@@ -96,7 +89,10 @@ LeaseSeconds = Annotated[float, Field(ge=0.5, le=300)]
 DrainSeconds = Annotated[float, Field(ge=0, le=3600)]
 TimeoutSeconds = Annotated[float, Field(gt=0, le=3600)]
 
-_DEVICE = "where rows live: auto or cpu. auto picks the CPU, the only kind of shard of this version, and says so at start"
+_DEVICE = (
+    "where rows live: auto, cpu or cuda:N. auto spreads shards over the visible GPUs, else takes the CPU, and says "
+    "which and why; a GPU that is named is never replaced"
+)
 _SEED = "seed of the initial weights, kept when the cluster is created; another one is refused after that"
 _MAX_ROWS = "rows that one shard may hold over all tables; 0 = no limit. A push that would create more is refused"
 _THREADS = "threads that one shard's kernels use for one request"

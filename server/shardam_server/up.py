@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 
+from shardam_server.devices import choose_device
 from shardam_server.banner import Banner
 from shardam_server.bind import check_bind, check_port_free, free_port, join_address, local_host
 from shardam_server.child_commands import ChildCommands
@@ -45,8 +46,9 @@ def run_up(settings: UpSettings) -> int:
     configure_logging(settings, role="up")
     if private is not None and os.environ.get("SHARDAM_REDIS_URL"):
         _log.info("SHARDAM_REDIS_URL is for workers and not used here: a private Redis is started; choose another with --redis")
-    if settings.device == "auto":
-        _log.info("device auto: all shards use the CPU, the only device of this version")
+    choice = choose_device(settings.device, index=0)  # refuses a GPU that is not there before anything starts
+    if choice.reason:
+        _log.info("%s", choice.reason)
     return asyncio.run(_Cluster(settings, private).run())
 
 

@@ -10,6 +10,7 @@ from shardam_proto.errors import ShardNotReady
 from shardam_proto.v1 import common_pb2, shard_pb2
 from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.metrics import ShardMetrics
+from shardam_server.shard.records import Device
 from shardam_server.shard.sequencer import Sequencer
 from shardam_server.shard.state import ShardState
 
@@ -23,7 +24,6 @@ class ShardContext:
         state: tables and clients.
         sequencer: the order of changes.
         metrics: counters.
-        num_threads: threads of one kernel call.
         device: device that holds the rows.
         serving: whether it serves.
         waiting_for: what it waits for while starting.
@@ -38,8 +38,7 @@ class ShardContext:
     state: ShardState
     sequencer: Sequencer
     metrics: ShardMetrics
-    num_threads: int
-    device: str = "cpu"
+    device: Device
     serving: shard_pb2.ServingState.ValueType = shard_pb2.SERVING_STATE_STARTING
     waiting_for: str = ""
     address: str = ""

@@ -71,7 +71,7 @@ class Home:
         ]
         for info in wanted:
             table_from_info(
-                info, self._shard.num_threads
+                info, self._shard.device.make_records
             )  # an initializer that cannot be folded is refused before anyone knows it
         others = await self._other_shards()
         present = await asyncio.to_thread(self._registration.present_tables, [spec.name for spec in specs])
@@ -83,7 +83,7 @@ class Home:
             _require_same(spec, TableSpec.from_proto(info.spec))
         await self._peers.install(others, agreed)
         await self._shard.sequencer.change(
-            lambda: self._shard.state.install(table_from_info(info, self._shard.num_threads) for info in agreed)
+            lambda: self._shard.state.install(table_from_info(info, self._shard.device.make_records) for info in agreed)
         )
 
     async def _other_shards(self) -> list[ShardEntry]:

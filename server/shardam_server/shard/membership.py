@@ -62,7 +62,7 @@ class Membership:
             "Redis", lambda: self._registration.record_lineage(identity.index, identity.lineage)
         )
         infos = await self._wait("Redis", self._registration.load_tables)
-        tables = [table_from_info(info, self._shard.num_threads) for info in infos]
+        tables = [table_from_info(info, self._shard.device.make_records) for info in infos]
         await self._shard.sequencer.change(lambda: self._shard.state.install(tables))
 
     async def finish(self, peers: Peers) -> None:
@@ -142,7 +142,7 @@ class Membership:
             http_address=self._shard.http_address,
             incarnation=identity.incarnation,
             lineage=identity.lineage,
-            device=self._shard.device,
+            device=self._shard.device.name,
             pid=self._shard.pid,
             ready=self._ready,
         )

@@ -28,6 +28,7 @@ from shardam_proto.v1 import (
 )
 from shardam_server.bind import check_bind, check_port_free, join_address, port_refused, reachable_host
 from shardam_server.command_errors import CommandError
+from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_lifeline
 from shardam_server.logs import configure_logging
 from shardam_server.settings import ShardSettings
@@ -39,6 +40,7 @@ from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.membership import Membership
 from shardam_server.shard.metrics import ShardGauges, ShardMetrics
 from shardam_server.shard.peers import Peers
+from shardam_server.shard.records import CpuDevice, Device
 from shardam_server.shard.registration import Registration
 from shardam_server.shard.sequencer import Sequencer
 from shardam_server.shard.services.embedding import EmbeddingServicer
@@ -75,14 +77,30 @@ def run_shard(settings: ShardSettings) -> int:
     configure_logging(settings, shard=settings.index, incarnation=identity.incarnation)
     # Each counter would have a second series with its time of creation.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    choice = choose_device(settings.device, settings.index)
+    if choice.reason:
+        logger.info("%s", choice.reason)
     try:
-        return asyncio.run(_run(settings, identity))
+        return asyncio.run(_run(settings, identity, open_device(choice.name, settings.threads)))
     except ShardamError as error:
         raise CommandError(error.message) from error
 
 
-async def _run(settings: ShardSettings, identity: ShardIdentity) -> int:
-    return await ShardProcess(settings, identity).run()
+async def _run(settings: ShardSettings, identity: ShardIdentity, device: Device) -> int:
+    return await ShardProcess(settings, identity, device).run()
+
+
+def open_device(name: str, num_threads: int) -> Device:
+    """Opens a device that choose_device has chosen; torch and Triton are loaded only for a GPU.
+
+    Raises:
+        CommandError: torch or triton is missing, or the GPU cannot be used.
+    """
+    if name == "cpu":
+        return CpuDevice(num_threads)
+    from shardam_server.shard.gpu_records import open_gpu  # loads torch
+
+    return open_gpu(name, num_threads)
 
 
 class ShardProcess:
@@ -91,16 +109,17 @@ class ShardProcess:
     Args:
         settings: its settings.
         identity: who it is.
+        device: holds its rows.
     """
 
-    def __init__(self, settings: ShardSettings, identity: ShardIdentity) -> None:
+    def __init__(self, settings: ShardSettings, identity: ShardIdentity, device: Device) -> None:
         self._settings = settings
         self._shard = ShardContext(
             identity=identity,
-            state=ShardState(settings.max_rows),
+            state=ShardState(device, settings.max_rows),
             sequencer=Sequencer(),
             metrics=ShardMetrics(settings.cluster, settings.index),
-            num_threads=settings.threads,
+            device=device,
         )
         self._shard.metrics.watch(self._gauges)
         self._registration = Registration(settings.redis, settings.cluster, settings.redis_timeout_s)
@@ -141,7 +160,7 @@ class ShardProcess:
             shard.serving = shard_pb2.SERVING_STATE_SERVING
             await self._set_health(health_pb2.HealthCheckResponse.SERVING)
             lost = "; it starts empty, rows that an earlier process of this shard held are gone" if shard.lost_rows else ""
-            logger.info("serves at %s on device %s%s", shard.address, shard.device, lost)
+            logger.info("serves at %s on device %s%s", shard.address, shard.device.name, lost)
             await renewal
         finally:
             renewal.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -32,8 +34,15 @@ class Gradients(Protocol):
         ...
 
 
+class StagedStep(Protocol):
+    """One step's gradients and slots, on the device: all that applying needs."""
+
+
 class Records(Protocol):
     """Records by slot, on one device. Used under the table's lock: reads beside each other, changes alone.
+
+    What needs room on the device is in reserve, stage and write, which raise MemoryError and then have changed nothing;
+    apply cannot fail. A change may still be under way on the device when its call returns: see Device.finish.
 
     Arrays that go in and out are on the host, and float32 whatever the dtype of the weights.
     """
@@ -55,12 +64,30 @@ class Records(Protocol):
         """
         ...
 
-    def initialize(self, slots: Int64s, row_ids: Int64s) -> int:
-        """Writes new rows: initial weight, zero moments. Returns the number of saturated weights."""
+    def initialize(self, slots: Int64s, row_ids: Int64s) -> None:
+        """Writes new rows: initial weight, zero moments.
+
+        Raises:
+            MemoryError: the device has no room; nothing has changed.
+        """
         ...
 
-    def update(self, slots: Int64s, gradients: Gradients, factors: Factors, steps: RowSteps) -> int:
-        """Applies one step to the rows of `gradients`, whose slots are given; returns the number of saturated weights."""
+    def stage(self, slots: Int64s, gradients: Gradients, factors: Factors, steps: RowSteps) -> StagedStep:
+        """Brings a step to the device.
+
+        Args:
+            slots: int64 [U], of gradients.row_ids.
+            gradients: of prepare.
+            factors: of the step.
+            steps: of each row.
+
+        Raises:
+            MemoryError: the device has no room; nothing has changed.
+        """
+        ...
+
+    def apply(self, staged: StagedStep) -> None:
+        """Applies a staged step."""
         ...
 
     def gather(self, slots: Int64s, row_ids: Int64s) -> Float32s:
@@ -71,9 +98,69 @@ class Records(Protocol):
         """Returns one component, float32 [N, dim]; zeros where a slot is -1."""
         ...
 
-    def write(self, component: str, slots: Int64s, values: Float32s) -> int:
-        """Writes one component of distinct slots; returns the number of saturated values."""
+    def write(self, slots: Int64s, components: Mapping[str, Float32s]) -> None:
+        """Writes components, float32 [N, dim] each, of distinct slots.
+
+        Raises:
+            MemoryError: the device has no room; nothing has changed.
+        """
         ...
+
+    @property
+    def saturated_values(self) -> int:
+        """Values that lay beyond the weights' dtype so far and were saturated."""
+        ...
+
+
+class Device(Protocol):
+    """The device of a shard."""
+
+    @property
+    def name(self) -> str:
+        """Name as --device takes it: "cpu", "cuda:N" or "interpret"."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the device that this process holds beside the host's; zero for the CPU."""
+        ...
+
+    def make_records(self, layout: Layout, initial: InitialRows) -> Records:
+        """Makes an empty record store."""
+        ...
+
+    def finish(self) -> None:
+        """Waits until what was put on the device is done; called once at the end of each change."""
+        ...
+
+
+class CpuDevice:
+    """The CPU.
+
+    Args:
+        num_threads: threads of one kernel call.
+    """
+
+    name = "cpu"
+    memory_bytes = 0
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+
+    def make_records(self, layout: Layout, initial: InitialRows) -> CpuRecords:
+        """Makes an empty record store."""
+        return CpuRecords(layout, initial, self._num_threads)
+
+    def finish(self) -> None:
+        """Nothing to wait for: the CPU's kernels are done when they return."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _CpuStep:
+    slots: Int64s
+    merged: Merged
+    factors: Factors
+    steps: RowSteps
 
 
 class CpuRecords:
@@ -88,6 +175,7 @@ class CpuRecords:
     def __init__(self, layout: Layout, initial: InitialRows, num_threads: int) -> None:
         self._initial = initial
         self._num_threads = num_threads
+        self._saturated = 0
         self._arena = native.Arena(layout.stride_bytes)
         self._records = native.Records(self._arena, layout)
 
@@ -108,15 +196,23 @@ class CpuRecords:
         """
         self._arena.reserve(num_slots)
 
-    def initialize(self, slots: Int64s, row_ids: Int64s) -> int:
-        """Writes new rows: initial weight, zero moments. Returns the number of saturated weights."""
-        return native.initialize(self._records, slots, row_ids, self._initial)
+    def initialize(self, slots: Int64s, row_ids: Int64s) -> None:
+        """Writes new rows: initial weight, zero moments."""
+        self._saturated += native.initialize(self._records, slots, row_ids, self._initial)
 
-    def update(self, slots: Int64s, gradients: Gradients, factors: Factors, steps: RowSteps) -> int:
-        """Applies one step; returns the number of saturated weights."""
+    def stage(self, slots: Int64s, gradients: Gradients, factors: Factors, steps: RowSteps) -> StagedStep:
+        """Keeps together what applying needs."""
         if not isinstance(gradients, Merged):
             raise TypeError(f"gradients were prepared for another device: {type(gradients).__name__}")
-        return native.adam_update(self._records, slots, gradients.gradients, factors, steps, self._num_threads)
+        return _CpuStep(slots, gradients, factors, steps)
+
+    def apply(self, staged: StagedStep) -> None:
+        """Applies a staged step."""
+        if not isinstance(staged, _CpuStep):
+            raise TypeError(f"the step was staged on another device: {type(staged).__name__}")
+        self._saturated += native.adam_update(
+            self._records, staged.slots, staged.merged.gradients, staged.factors, staged.steps, self._num_threads
+        )
 
     def gather(self, slots: Int64s, row_ids: Int64s) -> Float32s:
         """Returns weights, float32 [N, dim]; the initial weight where a slot is -1."""
@@ -130,6 +226,12 @@ class CpuRecords:
         native.read_component(self._records, component, slots, out)
         return out
 
-    def write(self, component: str, slots: Int64s, values: Float32s) -> int:
-        """Writes one component of distinct slots; returns the number of saturated values."""
-        return native.write_component(self._records, component, slots, np.ascontiguousarray(values))
+    def write(self, slots: Int64s, components: Mapping[str, Float32s]) -> None:
+        """Writes components of distinct slots."""
+        for name, values in components.items():
+            self._saturated += native.write_component(self._records, name, slots, np.ascontiguousarray(values))
+
+    @property
+    def saturated_values(self) -> int:
+        """Values that lay beyond the weights' dtype so far and were saturated."""
+        return self._saturated

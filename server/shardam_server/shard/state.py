@@ -6,20 +6,22 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from shardam_proto.errors import RowLimit, SchemaMismatch, UnknownTable
+from shardam_proto.errors import OutOfMemory, RowLimit, SchemaMismatch, UnknownTable
 from shardam_server.shard.clients import Clients, Outcome
-from shardam_server.shard.records import Int64s
-from shardam_server.shard.table import GradientSection, RowWrite, Table
+from shardam_server.shard.records import Device, Int64s
+from shardam_server.shard.table import GradientSection, PreparedUpdate, RowWrite, StagedTableStep, Table
 
 
 class ShardState:
     """Tables, clients and the count of changes. Changes come from the sequencer's thread alone; reads from any thread.
 
     Args:
+        device: holds the records.
         max_rows: rows over all tables; 0: no limit.
     """
 
-    def __init__(self, max_rows: int = 0) -> None:
+    def __init__(self, device: Device, max_rows: int = 0) -> None:
+        self._device = device
         self.max_rows = max_rows
         self.clients = Clients()
         self.change_number = 0
@@ -104,10 +106,23 @@ class ShardState:
             self._check_room(new_rows)
             for table, num_new in new_rows:
                 table.reserve(num_new)
-            self.change_number += 1
-            for table, update in zip(tables, updates, strict=True):
-                table.apply(update, self.change_number)
+            self._apply(list(zip(tables, updates, strict=True)))
         return Outcome(steps={table.table_id: table.step for table in tables})
+
+    def _apply(self, updates: Sequence[tuple[Table, PreparedUpdate]]) -> None:
+        """Brings all parts to the device before the first is applied, so that none or all are."""
+        staged: list[tuple[Table, StagedTableStep]] = []
+        try:
+            for table, update in updates:
+                staged.append((table, table.stage(update, self.change_number + 1)))
+        except OutOfMemory:
+            for table, step in staged:
+                table.discard(step)
+            raise
+        self.change_number += 1
+        for table, step in staged:
+            table.apply(step)
+        self._device.finish()
 
     def void(self, table_ids: Sequence[int]) -> Outcome:
         """Steps tables without a gradient, because the same number stepped them on other shards."""
@@ -130,7 +145,9 @@ class ShardState:
             self._check_room([(table, num_new)])
             table.reserve(num_new)
             self.change_number += 1
-            return Outcome(num_rows=table.assign(write, self.change_number))
+            num_rows = table.assign(write, self.change_number)
+            self._device.finish()
+            return Outcome(num_rows=num_rows)
 
     def delete(self, table: Table, row_ids: Int64s) -> Outcome:
         """Deletes rows; ids without a row are passed over."""

@@ -7,7 +7,7 @@ reads may run beside each other, changes alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from shardam_kernels import initializers, native
 from shardam_kernels.factors import AdamOptions, Factors, OptionError, row_step_factors
-from shardam_kernels.layout import layout
+from shardam_kernels.layout import Layout, layout
 from shardam_kernels.row_steps import Rounding, RowSteps
 from shardam_proto.errors import BadOption, OutOfMemory
 from shardam_proto.schema import Constant, Normal, TableSpec, Uniform, XavierNormal, XavierUniform
-from shardam_server.shard.records import CpuRecords, Float32s, Gradients, Int64s, Records
+from shardam_server.shard.records import Float32s, Gradients, Int64s, Records, StagedStep
 
 Counter = TypeVar("Counter", np.int64, np.uint64, np.uint32)
 
@@ -59,6 +59,23 @@ class RowCounters:
     change_number: npt.NDArray[np.uint64]
 
 
+@dataclasses.dataclass(frozen=True)
+class StagedUpdate:
+    """A step that is ready to be applied.
+
+    Attributes:
+        slots: int64 [U].
+        new_ids: rows that exist only for this step.
+        row_steps: uint32 [U], each row's own step after it; None in table step mode.
+        on_device: what the device needs.
+    """
+
+    slots: Int64s
+    new_ids: Int64s
+    row_steps: npt.NDArray[np.uint32] | None
+    on_device: StagedStep
+
+
 class RowStorage:
     """The rows of one table.
 
@@ -91,12 +108,17 @@ class RowStorage:
         return len(self._index) * self._records.layout.stride_bytes
 
     @property
+    def saturated_values(self) -> int:
+        """Values that lay beyond the weights' dtype so far and were saturated."""
+        return self._records.saturated_values
+
+    @property
     def index_bytes(self) -> int:
         """Bytes of index and per-row counters."""
         counters = self._change_numbers.nbytes + self._touched_steps.nbytes + self._row_steps.nbytes
         return self._index.memory_bytes + counters
 
-    # -- a change, in this order: prepare, count_new, reserve; then it cannot fail
+    # -- a step, in this order: prepare, count_new, reserve, stage; then apply cannot fail
 
     def prepare(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> Gradients:
         """Groups and checks a step's gradients; needs no lock."""
@@ -125,55 +147,87 @@ class RowStorage:
                 if self._counts_row_steps:
                     self._row_steps = _grown(self._row_steps, size)
         except MemoryError as error:
-            raise OutOfMemory(
-                f"no memory for {num_new} more rows of {self._records.layout.stride_bytes} bytes ({error}); add shards, delete "
-                "rows, or limit them with --max-rows"
-            ) from error
+            raise self._out_of_memory(f"{num_new} more rows", error) from error
 
-    def update(self, gradients: Gradients, step: Step) -> int:
-        """Applies one step, creating rows that are new; returns the number of saturated weights."""
-        slots, saturated = self._insert(gradients.row_ids)
-        saturated += self._records.update(slots, gradients, step.factors, self._row_steps_of(slots, gradients.row_ids, step))
-        self._change_numbers[slots] = step.change_number
-        self._touched_steps[slots] = step.table_step
-        return saturated
+    def stage(self, gradients: Gradients, step: Step) -> StagedUpdate:
+        """Creates rows that are new and brings the step to the device; apply or discard must follow.
 
-    def _row_steps_of(self, slots: Int64s, row_ids: Int64s, step: Step) -> RowSteps:
-        """Counts the step in each row, if rows count, and returns what the kernel needs of it."""
-        if self._counts_row_steps:
-            self._row_steps[slots] += 1
-            steps = self._row_steps[slots].astype(np.int64)
+        Raises:
+            OutOfMemory: the device has no room; nothing has changed.
+        """
+        slots, new_ids = self._insert(gradients.row_ids)
+        try:
+            row_steps = self._row_steps[slots] + np.uint32(1) if self._counts_row_steps else None
+            on_device = self._records.stage(
+                slots, gradients, step.factors, self._kernel_steps(gradients.row_ids, row_steps, step)
+            )
+        except MemoryError as error:
+            self.delete(new_ids)
+            raise self._out_of_memory(f"a step of {slots.size} rows", error) from error
+        return StagedUpdate(slots, new_ids, row_steps, on_device)
+
+    def discard(self, staged: StagedUpdate) -> None:
+        """Takes back a staged step: its new rows are gone again."""
+        self.delete(staged.new_ids)
+
+    def apply(self, staged: StagedUpdate, step: Step) -> None:
+        """Applies a staged step; cannot fail."""
+        self._records.apply(staged.on_device)
+        if staged.row_steps is not None:
+            self._row_steps[staged.slots] = staged.row_steps
+        self._change_numbers[staged.slots] = step.change_number
+        self._touched_steps[staged.slots] = step.table_step
+
+    def _kernel_steps(self, row_ids: Int64s, row_steps: npt.NDArray[np.uint32] | None, step: Step) -> RowSteps:
+        """Returns what the kernel needs of each row's step."""
+        if row_steps is not None:
+            steps = row_steps.astype(np.int64)
             factors = row_step_factors(step.options, steps)
         else:
-            steps = np.full(slots.size if self._rounds else 0, step.table_step, np.int64)
-            factors = step.factors.step_factors(slots.size)
+            steps = np.full(row_ids.size if self._rounds else 0, step.table_step, np.int64)
+            factors = step.factors.step_factors(row_ids.size)
         return RowSteps(factors, Rounding(self._initial.table_seed, row_ids, steps) if self._rounds else None)
 
-    def write(self, row_ids: Int64s, components: Mapping[str, Float32s | None], change_number: int) -> int:
-        """Writes components of distinct rows, creating those that are new; returns the number of saturated values.
+    def write(self, row_ids: Int64s, components: Mapping[str, Float32s | None], change_number: int) -> None:
+        """Writes components of distinct rows, creating those that are new.
 
-        None leaves a component as it is (of a new row: zero).
+        None leaves a component as it is (of a new row: initial, or zero).
+
+        Raises:
+            OutOfMemory: the device has no room; nothing has changed.
         """
-        slots, saturated = self._insert(row_ids)
-        for name, values in components.items():
-            if values is not None:
-                saturated += self._records.write(name, slots, values)
+        slots, new_ids = self._insert(row_ids)
+        try:
+            self._records.write(slots, {name: values for name, values in components.items() if values is not None})
+        except MemoryError as error:
+            self.delete(new_ids)
+            raise self._out_of_memory(f"writing {slots.size} rows", error) from error
         self._change_numbers[slots] = change_number
-        return saturated
 
-    def _insert(self, row_ids: Int64s) -> tuple[Int64s, int]:
+    def _insert(self, row_ids: Int64s) -> tuple[Int64s, Int64s]:
+        """Returns each row's slot, and the ids that are new; these have their initial values."""
         slots = np.empty(row_ids.size, np.int64)
         is_new = np.empty(row_ids.size, np.uint8)
         if not self._index.insert(row_ids, slots, is_new):
-            return slots, 0
+            return slots, row_ids[:0]
         places = np.flatnonzero(is_new)
-        new_slots = slots[places]
-        saturated = self._records.initialize(new_slots, row_ids[places])
+        new_slots, new_ids = slots[places], row_ids[places]
+        try:
+            self._records.initialize(new_slots, new_ids)
+        except MemoryError as error:
+            self.delete(new_ids)
+            raise self._out_of_memory(f"{new_ids.size} new rows", error) from error
         self._touched_steps[new_slots] = 0
         self._change_numbers[new_slots] = 0
         if self._counts_row_steps:
             self._row_steps[new_slots] = 0
-        return slots, saturated
+        return slots, new_ids
+
+    def _out_of_memory(self, what: str, error: MemoryError) -> OutOfMemory:
+        return OutOfMemory(
+            f"no memory for {what}, records of {self._records.layout.stride_bytes} bytes ({error}); nothing was changed. Add "
+            "shards, delete rows, send smaller batches, or limit rows with --max-rows"
+        )
 
     def delete(self, row_ids: Int64s) -> int:
         """Deletes rows; returns how many existed. One that comes back starts anew."""
@@ -210,7 +264,11 @@ class RowStorage:
         return row_ids, next_key
 
 
-def make_storage(spec: TableSpec, table_seed: int, num_threads: int) -> RowStorage:
+MakeRecords = Callable[[Layout, initializers.InitialRows], Records]
+"""Makes an empty record store on the shard's device."""
+
+
+def make_storage(spec: TableSpec, table_seed: int, make_records: MakeRecords) -> RowStorage:
     """Makes a table's empty storage.
 
     Raises:
@@ -221,7 +279,7 @@ def make_storage(spec: TableSpec, table_seed: int, num_threads: int) -> RowStora
     except OptionError as error:
         raise BadOption(f"table {spec.name!r}: {error}", metadata={"table": spec.name}) from error
     initial = initializers.InitialRows(folded, table_seed, spec.padding_idx)
-    return RowStorage(spec, initial, CpuRecords(layout(spec.dim, spec.dtype), initial, num_threads))
+    return RowStorage(spec, initial, make_records(layout(spec.dim, spec.dtype), initial))
 
 
 def _fold(spec: TableSpec) -> initializers.FoldedInit:

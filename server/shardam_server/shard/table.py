@@ -16,7 +16,7 @@ from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.locks import ReadWriteLock
 from shardam_server.shard.records import Float32s, Gradients, Int64s
-from shardam_server.shard.storage import RowStorage, Step, make_storage
+from shardam_server.shard.storage import MakeRecords, RowStorage, StagedUpdate, Step, make_storage
 
 MAX_IDS_IN_ERROR = 8
 """Ids an error message lists at most."""
@@ -54,6 +54,14 @@ class PreparedUpdate:
     gradients: Gradients
     factors: Factors
     options: AdamOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedTableStep:
+    """A step of this table that is ready to be applied."""
+
+    step: Step
+    update: StagedUpdate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +127,6 @@ class Table:
         self.step = step
         self.lock = ReadWriteLock()
         self.last_options: AdamOptions | None = None
-        self.saturated_values = 0
         self.nonfinite_pushes = 0
 
     @property
@@ -218,12 +225,24 @@ class Table:
         """
         self.storage.reserve(num_new)
 
-    def apply(self, update: PreparedUpdate, change_number: int) -> None:
-        """Applies one optimizer step."""
-        self.step += 1
-        step = Step(update.options, update.factors, table_step=self.step, change_number=change_number)
-        self.saturated_values += self.storage.update(update.gradients, step)
-        self.last_options = update.options
+    def stage(self, update: PreparedUpdate, change_number: int) -> StagedTableStep:
+        """Creates new rows and brings the step to the device; apply or discard must follow.
+
+        Raises:
+            OutOfMemory: the device has no room; nothing has changed.
+        """
+        step = Step(update.options, update.factors, table_step=self.step + 1, change_number=change_number)
+        return StagedTableStep(step, self.storage.stage(update.gradients, step))
+
+    def discard(self, staged: StagedTableStep) -> None:
+        """Takes a staged step back."""
+        self.storage.discard(staged.update)
+
+    def apply(self, staged: StagedTableStep) -> None:
+        """Applies a staged step; cannot fail."""
+        self.storage.apply(staged.update, staged.step)
+        self.step = staged.step.table_step
+        self.last_options = staged.step.options
 
     def assign(self, write: RowWrite, change_number: int) -> int:
         """Writes rows and returns how many."""
@@ -236,7 +255,7 @@ class Table:
                 None if write.exp_avg_sq is None else write.exp_avg_sq[absent],
             )
         components = {"weight": write.weight, "exp_avg": write.exp_avg, "exp_avg_sq": write.exp_avg_sq}
-        self.saturated_values += self.storage.write(write.row_ids, components, change_number)
+        self.storage.write(write.row_ids, components, change_number)
         return write.row_ids.size
 
     def delete(self, row_ids: Int64s) -> int:
@@ -279,12 +298,12 @@ def _some(row_ids: Int64s) -> str:
     return text if len(distinct) <= MAX_IDS_IN_ERROR else f"{text}, ..."
 
 
-def table_from_info(info: common_pb2.TableInfo, num_threads: int) -> Table:
+def table_from_info(info: common_pb2.TableInfo, make_records: MakeRecords) -> Table:
     """Makes an empty table of this shard from its description.
 
     Raises:
         BadOption: the schema is malformed.
     """
     spec = TableSpec.from_proto(info.spec)
-    storage = make_storage(spec, info.table_seed, num_threads)
+    storage = make_storage(spec, info.table_seed, make_records)
     return Table(spec, table_id=info.table_id, table_seed=info.table_seed, storage=storage, step=info.table_step)

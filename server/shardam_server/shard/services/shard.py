@@ -40,7 +40,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             waiting_for=shard.waiting_for,
             address=shard.address,
             http_address=shard.http_address,
-            device=shard.device,
+            device=shard.device.name,
             pid=shard.pid,
             host_name=socket.gethostname(),
             uptime_s=time.monotonic() - shard.started,
@@ -64,7 +64,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         shard = self._shard
         shard.identity.require_cluster()
         shard.identity.check(request.header)
-        tables = [table_from_info(info, shard.num_threads) for info in request.tables]
+        tables = [table_from_info(info, shard.device.make_records) for info in request.tables]
         await shard.sequencer.change(lambda: shard.state.install(tables))
         return shard_pb2.InstallTablesResponse(header=shard.header(request.header))
 

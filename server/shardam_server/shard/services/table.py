@@ -30,7 +30,7 @@ def table_info(table: Table) -> common_pb2.TableInfo:
         record_bytes=table.storage.record_bytes,
         index_bytes=table.storage.index_bytes,
         last_options=None if table.last_options is None else encode_options(table.last_options),
-        saturated_values=table.saturated_values,
+        saturated_values=table.storage.saturated_values,
         nonfinite_pushes=table.nonfinite_pushes,
     )
 

@@ -12,16 +12,17 @@ from shardam_kernels.layout import layout
 from shardam_kernels.row_steps import Rounding, RowSteps
 from shardam_proto.schema import Constant, DtypeName, Normal, StepModeName, TableSpec
 from shardam_proto.v1 import common_pb2
-from shardam_server.shard.records import Float32s, Int64s
+from shardam_server.shard.records import CpuDevice, Float32s, Int64s
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection, RowWrite, Table, table_from_info
 
 OPTIONS = AdamOptions(lr=0.1, weight_decay=0.01)
 SEED = 77
+DEVICE = CpuDevice(num_threads=2)
 
 
 def make_table(spec: TableSpec) -> Table:
-    return table_from_info(common_pb2.TableInfo(spec=spec.to_proto(), table_id=1, table_seed=SEED), num_threads=2)
+    return table_from_info(common_pb2.TableInfo(spec=spec.to_proto(), table_id=1, table_seed=SEED), DEVICE.make_records)
 
 
 class Replay:
@@ -64,7 +65,7 @@ class Replay:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_table_holds_the_bits_of_a_replay_in_the_reference(dtype: DtypeName, step: StepModeName) -> None:
     spec = TableSpec("t", 10, dtype=dtype, step=step, init=Normal())
-    table, state, replay = make_table(spec), ShardState(), Replay(spec)
+    table, state, replay = make_table(spec), ShardState(DEVICE), Replay(spec)
     state.install([table])
     rng = np.random.default_rng(5)
     for _ in range(12):
@@ -84,7 +85,7 @@ def test_a_table_holds_the_bits_of_a_replay_in_the_reference(dtype: DtypeName, s
 
 def first_weight(step: StepModeName, table_step: int) -> float:
     table = make_table(TableSpec("t", 1, step=step, init=Constant(0.0)))
-    state = ShardState()
+    state = ShardState(DEVICE)
     state.install([table])
     table.step = table_step - 1
     one = np.ones((1, 1), np.float32)
@@ -101,7 +102,7 @@ def test_a_row_first_touched_at_step_1000_takes_a_first_step_only_if_rows_count_
 @pytest.mark.case("C026")
 def test_the_step_of_a_table_counts_past_what_a_float32_can() -> None:
     table = make_table(TableSpec("t", 1))
-    state = ShardState()
+    state = ShardState(DEVICE)
     state.install([table])
     table.step = 16_777_216
     state.push([GradientSection(table, np.array([1]), np.ones((1, 1), np.float32), OPTIONS, 1.0)])
@@ -111,7 +112,7 @@ def test_the_step_of_a_table_counts_past_what_a_float32_can() -> None:
 
 def test_a_deleted_row_starts_its_own_step_anew() -> None:
     table = make_table(TableSpec("t", 1, step="row"))
-    state = ShardState()
+    state = ShardState(DEVICE)
     state.install([table])
     one = np.ones((1, 1), np.float32)
     for _ in range(3):
@@ -123,8 +124,8 @@ def test_a_deleted_row_starts_its_own_step_anew() -> None:
 
 def test_assigned_weights_are_rounded_to_nearest_even_and_saturation_is_counted() -> None:
     table = make_table(TableSpec("t", 2, dtype="float16"))
-    state = ShardState()
+    state = ShardState(DEVICE)
     state.install([table])
     state.assign(table, RowWrite(np.array([1]), np.array([[1 + 2**-11, 1e6]], np.float32)))
     assert table.gather(np.array([1])).tolist() == [[1.0, 65504.0]]
-    assert table.saturated_values == 1
+    assert table.storage.saturated_values == 1

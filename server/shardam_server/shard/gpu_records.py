@@ -1,0 +1,248 @@
+"""Records on a GPU: the index stays on the host, records live in torch tensors, Triton kernels work on them in place.
+
+The only module of the server that imports torch; a shard on the CPU never loads it. All work of a shard goes to one stream,
+which orders it; a change waits for the stream once, at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from shardam_kernels import native
+from shardam_kernels.factors import Factors
+from shardam_kernels.gradients import Runs
+from shardam_kernels.initializers import InitialRows
+from shardam_kernels.layout import WEIGHT, Layout
+from shardam_kernels.row_steps import RowSteps
+from shardam_server.command_errors import CommandError
+from shardam_server.devices import INTERPRET
+from shardam_server.shard.records import Float32s, Gradients, Int64s, StagedStep
+
+if TYPE_CHECKING:
+    from shardam_kernels import triton as kernels
+
+OLDEST_CAPABILITY = (8, 0)
+"""Compute capability that the kernels are compiled and checked for, and newer."""
+
+
+def open_gpu(name: str, num_threads: int) -> GpuDevice:
+    """Opens a GPU, or the interpreter of its kernels.
+
+    Args:
+        name: "cuda:N" or "interpret".
+        num_threads: threads of the host's part of a request.
+
+    Raises:
+        CommandError: triton is missing, or the GPU cannot be used.
+    """
+    if name == INTERPRET:
+        os.environ["TRITON_INTERPRET"] = "1"  # triton reads it when it is first imported
+    try:
+        from shardam_kernels import triton as module
+    except ImportError as error:
+        raise CommandError(f"--device {name} needs triton ({error}); install shardam[gpu], or use --device cpu") from error
+    if name == INTERPRET:
+        return GpuDevice(name, torch.device("cpu"), num_threads, module)
+    device = torch.device(name)
+    try:
+        capability = torch.cuda.get_device_capability(device)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise CommandError(f"--device {name} cannot be used: {error}; use --device cpu, or auto") from error
+    if capability < OLDEST_CAPABILITY:
+        raise CommandError(
+            f"--device {name}: compute capability {capability[0]}.{capability[1]} is older than "
+            f"{OLDEST_CAPABILITY[0]}.{OLDEST_CAPABILITY[1]}; use --device cpu"
+        )
+    return GpuDevice(name, device, num_threads, module)
+
+
+class GpuDevice:
+    """One GPU as a shard uses it; several shards may share one.
+
+    Args:
+        name: as --device takes it.
+        device: torch's device.
+        num_threads: threads of the host's part of a request.
+        module: shardam_kernels.triton.
+    """
+
+    def __init__(self, name: str, device: torch.device, num_threads: int, module: ModuleType) -> None:
+        self.name = name
+        self.device = device
+        self.num_threads = num_threads
+        self.kernels = module
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the GPU that this process holds."""
+        return int(torch.cuda.memory_reserved(self.device)) if self._stream is not None else 0
+
+    def make_records(self, layout: Layout, initial: InitialRows) -> GpuRecords:
+        """Makes an empty record store."""
+        return GpuRecords(self, layout, initial)
+
+    @contextlib.contextmanager
+    def work(self) -> Iterator[None]:
+        """Puts what is launched inside on the shard's stream; torch's current stream is per thread."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def finish(self) -> None:
+        """Waits for the stream."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedGradients:
+    """A step's gradients as pushed, and the runs of each row.
+
+    Attributes:
+        gradients: float32 [N, dim].
+        runs: positions of each row's gradients.
+    """
+
+    gradients: Float32s
+    runs: Runs
+
+    @property
+    def row_ids(self) -> Int64s:
+        """int64 [U], distinct."""
+        return self.runs.row_ids
+
+    @property
+    def bad_rows(self) -> Int64s:
+        """Positions in row_ids that must be refused."""
+        return self.runs.bad_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class _GpuStep:
+    on_device: kernels.DeviceStep
+    factors: Factors
+
+
+class GpuRecords:
+    """Records in device memory.
+
+    Args:
+        device: the GPU.
+        layout: where a record's components lie.
+        initial: what rows are before their first push.
+    """
+
+    def __init__(self, device: GpuDevice, layout: Layout, initial: InitialRows) -> None:
+        self._device = device
+        self._initial = initial
+        self._kernels = device.kernels
+        self._arena = self._kernels.Arena(layout.stride_bytes, device.device)
+        self._records = self._kernels.Records(self._arena, layout)
+        # An arena without slots: gathering from it computes initial weights.
+        self._no_rows = native.Records(native.Arena(layout.stride_bytes), layout)
+        with device.work():
+            self._saturated = torch.zeros(1, dtype=torch.int64, device=device.device)
+
+    @property
+    def layout(self) -> Layout:
+        """Where a record's components lie."""
+        return self._records.layout
+
+    def prepare(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> GroupedGradients:
+        """Groups gradients by row on the host; the device sums them."""
+        return GroupedGradients(gradients, native.group_gradients(row_ids, gradients, factors, self._device.num_threads))
+
+    def reserve(self, num_slots: int) -> None:
+        """Makes room for slots 0 to num_slots - 1.
+
+        Raises:
+            MemoryError: the device has none; nothing has changed.
+        """
+        with self._device.work():
+            self._arena.reserve(num_slots)
+
+    def initialize(self, slots: Int64s, row_ids: Int64s) -> None:
+        """Writes new rows; the host makes their weights.
+
+        Raises:
+            MemoryError: the device has no room; nothing has changed.
+        """
+        with self._device.work():
+            self._saturated += self._kernels.initialize(self._records, slots, self._initial_weights(row_ids))
+
+    def _initial_weights(self, row_ids: Int64s) -> Float32s:
+        weights = np.empty((row_ids.size, self.layout.dim), np.float32)
+        absent = np.full(row_ids.size, -1, np.int64)
+        native.gather_weights(self._no_rows, absent, row_ids, self._initial, weights, self._device.num_threads)
+        return weights
+
+    def stage(self, slots: Int64s, gradients: Gradients, factors: Factors, steps: RowSteps) -> StagedStep:
+        """Brings a step to the device.
+
+        Raises:
+            MemoryError: the device has no room; nothing has changed.
+        """
+        if not isinstance(gradients, GroupedGradients):
+            raise TypeError(f"gradients were prepared for another device: {type(gradients).__name__}")
+        with self._device.work():
+            return _GpuStep(
+                self._kernels.stage_step(self._records, slots, gradients.gradients, gradients.runs, steps), factors
+            )
+
+    def apply(self, staged: StagedStep) -> None:
+        """Applies a staged step."""
+        if not isinstance(staged, _GpuStep):
+            raise TypeError(f"the step was staged on another device: {type(staged).__name__}")
+        with self._device.work():
+            self._saturated += self._kernels.adam_update(self._records, staged.on_device, staged.factors)
+
+    def gather(self, slots: Int64s, row_ids: Int64s) -> Float32s:
+        """Returns weights, float32 [N, dim]; the initial weight where a slot is -1.
+
+        Raises:
+            MemoryError: the device has no room for the reply.
+        """
+        out = self._fetch(WEIGHT, slots)
+        absent = np.flatnonzero(slots < 0)
+        if absent.size:
+            out[absent] = self._initial_weights(row_ids[absent])
+        return out
+
+    def read(self, component: str, slots: Int64s) -> Float32s:
+        """Returns one component, float32 [N, dim]; zeros where a slot is -1."""
+        return self._fetch(component, slots)
+
+    def _fetch(self, component: str, slots: Int64s) -> Float32s:
+        with self._device.work():
+            on_device = self._kernels.read_component(self._records, component, slots)
+            rows: Float32s = on_device.cpu().numpy()  # waits for this read alone
+        return rows
+
+    def write(self, slots: Int64s, components: Mapping[str, Float32s]) -> None:
+        """Writes components of distinct slots.
+
+        Raises:
+            MemoryError: the device has no room; nothing has changed.
+        """
+        with self._device.work():
+            self._saturated += self._kernels.write_components(
+                self._records, slots, {name: np.ascontiguousarray(values) for name, values in components.items()}
+            )
+
+    @property
+    def saturated_values(self) -> int:
+        """Values that lay beyond the weights' dtype so far and were saturated."""
+        with self._device.work():
+            return int(self._saturated.item())
