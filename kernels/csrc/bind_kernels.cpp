@@ -15,6 +15,7 @@
 #include "initial.h"
 #include "merge.h"
 #include "rows.h"
+#include "runs.h"
 #include "slots.h"
 
 namespace shardam {
@@ -71,17 +72,23 @@ void create_initial_rows(InitialRowsHolder* self, const std::string& kind, Array
   new (self) InitialRowsHolder{std::move(a), std::move(b), rows};
 }
 
-std::tuple<OutIds, OutRows2, OutIds> merge_gradients(Ids row_ids, Rows2 gradients, float unscale, float divisor,
-                                                     int num_threads) {
+// Checks the gradients of a step and returns their dim.
+std::int64_t require_gradients(const Ids& row_ids, const Rows2& gradients) {
   require_equal("gradients", gradients.shape(0), "row_ids", row_ids.size());
   if (row_ids.size() > std::size_t{std::numeric_limits<std::int32_t>::max()}) {
     throw std::invalid_argument("a step names at most 2^31 - 1 ids, got " + std::to_string(row_ids.size()));
   }
-  require_threads(num_threads);
   const auto dim = static_cast<std::int64_t>(gradients.shape(1));
   if (dim == 0 && row_ids.size() > 0) {
     throw std::invalid_argument("gradients of " + std::to_string(row_ids.size()) + " ids have no columns; give [N, dim]");
   }
+  return dim;
+}
+
+std::tuple<OutIds, OutRows2, OutIds> merge_gradients(Ids row_ids, Rows2 gradients, float unscale, float divisor,
+                                                     int num_threads) {
+  const std::int64_t dim = require_gradients(row_ids, gradients);
+  require_threads(num_threads);
   Groups groups;
   std::unique_ptr<float[]> merged;
   std::vector<std::int64_t> bad_rows;
@@ -94,6 +101,21 @@ std::tuple<OutIds, OutRows2, OutIds> merge_gradients(Ids row_ids, Rows2 gradient
   nb::capsule owner(merged.get(), [](void* pointer) noexcept { delete[] static_cast<float*>(pointer); });
   OutRows2 sums(merged.release(), {groups.row_ids.size(), static_cast<std::size_t>(dim)}, owner);
   return {to_array(std::move(groups.row_ids)), sums, to_array(std::move(bad_rows))};
+}
+
+using OutPositions = Array1<std::int32_t>;
+
+std::tuple<OutIds, OutPositions, OutPositions, OutIds> group_gradients(Ids row_ids, Rows2 gradients, float unscale,
+                                                                       int num_threads) {
+  const std::int64_t dim = require_gradients(row_ids, gradients);
+  require_threads(num_threads);
+  Runs runs;
+  {
+    nb::gil_scoped_release release;
+    runs = group_runs({row_ids.data(), gradients.data(), length(row_ids), dim, unscale}, num_threads);
+  }
+  return {to_array(std::move(runs.row_ids)), to_array(std::move(runs.starts)), to_array(std::move(runs.order)),
+          to_array(std::move(runs.bad_rows))};
 }
 
 std::int64_t initialize(const Arena& arena, const RecordLayout& layout, Ids slots, Ids row_ids, const InitialRowsHolder& initial) {
@@ -179,6 +201,8 @@ void bind_kernels(nb::module_& module) {
   bind_values(module);
   module.def("merge_gradients", &merge_gradients, exact("row_ids"), exact("gradients"), nb::arg("unscale"), nb::arg("divisor"),
              nb::arg("num_threads"), "Returns (row_ids, gradients, bad_rows), merged by id.");
+  module.def("group_gradients", &group_gradients, exact("row_ids"), exact("gradients"), nb::arg("unscale"),
+             nb::arg("num_threads"), "Returns (row_ids, starts, order, bad_rows), grouped by id.");
   module.def("initialize", &initialize, nb::arg("arena"), nb::arg("layout"), exact("slots"), exact("row_ids"),
              nb::arg("initial"), "Writes new records; returns saturated weights.");
   module.def("gather_weights", &gather, nb::arg("arena"), nb::arg("layout"), exact("slots"), exact("row_ids"),

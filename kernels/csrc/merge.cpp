@@ -105,13 +105,10 @@ std::uint32_t sum_groups(const MergeJob& job, int num_threads) {
   return *std::max_element(peaks, peaks + kMaxThreads);
 }
 
-// True if no sum can reach the limit: then no row need be looked at again.
-bool accepted_at_once(const MergeJob& job, std::uint32_t peak_bits) {
-  if (peak_bits >= magnitude_bits(kGradientLimit)) return false;
-  float peak;
-  std::memcpy(&peak, &peak_bits, sizeof peak);
-  const std::int32_t longest = *std::max_element(job.groups.counts.begin(), job.groups.counts.end());
-  return longest <= kMaxAcceptedRun && double{peak} * longest * std::max(1.0, double{job.unscale}) < kAcceptLimit;
+SHARDAM_CLONES std::uint32_t peak_of(const float* values, std::int64_t count) {
+  std::uint32_t peak = 0;
+  for (std::int64_t i = 0; i < count; ++i) peak = std::max(peak, magnitude_bits(values[i]));
+  return peak;
 }
 
 }  // namespace
@@ -140,10 +137,28 @@ Groups group_ids(const std::int64_t* row_ids, std::int64_t count) {
   return groups;
 }
 
+std::uint32_t largest_magnitude(const float* values, std::int64_t count, int num_threads) {
+  const int parts = useful_threads(num_threads, count * std::int64_t{sizeof(float)}, kMinBytesPerThread);
+  std::uint32_t peaks[kMaxThreads] = {};
+  run_parts(parts, [&](int part) {
+    const std::int64_t first = count * part / parts;
+    peaks[part] = peak_of(values + first, count * (part + 1) / parts - first);
+  });
+  return *std::max_element(peaks, peaks + kMaxThreads);
+}
+
+bool sums_stay_below_limit(std::uint32_t peak_bits, std::int32_t longest, float unscale) {
+  if (peak_bits >= magnitude_bits(kGradientLimit)) return false;
+  float peak;
+  std::memcpy(&peak, &peak_bits, sizeof peak);
+  return longest <= kMaxAcceptedRun && double{peak} * longest * std::max(1.0, double{unscale}) < kAcceptLimit;
+}
+
 std::vector<std::int64_t> merge(const MergeJob& job, int num_threads) {
   std::vector<std::int64_t> bad_rows;
   if (job.groups.row_ids.empty()) return bad_rows;
-  const bool accepted = accepted_at_once(job, sum_groups(job, num_threads));
+  const std::int32_t longest = *std::max_element(job.groups.counts.begin(), job.groups.counts.end());
+  const bool accepted = sums_stay_below_limit(sum_groups(job, num_threads), longest, job.unscale);
   if (accepted && job.unscale == 1.0f && job.divisor == 1.0f) return bad_rows;
   const auto num_groups = static_cast<std::int64_t>(job.groups.row_ids.size());
   std::vector<std::uint8_t> bad(static_cast<std::size_t>(num_groups));

@@ -28,4 +28,10 @@ struct MergeJob {
 // Returns the positions of rows with a value that is NaN or at least 2^64 in magnitude before the division, ascending.
 std::vector<std::int64_t> merge(const MergeJob& job, int num_threads);
 
+// The largest magnitude among values, as bits: ordered as the magnitudes are, infinity and NaN above all.
+std::uint32_t largest_magnitude(const float* values, std::int64_t count, int num_threads);
+
+// True if no sum of `longest` gradients, none larger than the one with these bits, can reach 2^64 once it is unscaled.
+bool sums_stay_below_limit(std::uint32_t peak_bits, std::int32_t longest, float unscale);
+
 }  // namespace shardam

@@ -1,4 +1,4 @@
-"""The merged gradient of one step and the rule by which it is refused (CONTRACT.md, Refusal); shared by all implementations."""
+"""The gradient of one step and the rule by which it is refused (CONTRACT.md, Refusal); shared by all implementations."""
 
 from __future__ import annotations
 
@@ -30,4 +30,21 @@ class Merged:
 
     row_ids: npt.NDArray[np.int64]
     gradients: npt.NDArray[np.float32]
+    bad_rows: npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """The gradients of a step grouped by id but not summed, for kernels that sum a run while they update its row.
+
+    Attributes:
+        row_ids: int64 [U], distinct, in ascending order of the length of their runs, then of first appearance.
+        starts: int32 [U + 1]; the run of row u is order[starts[u]:starts[u + 1]].
+        order: int32 [N], positions in the step's gradients, ascending within a run.
+        bad_rows: int64 [B], as in Merged.
+    """
+
+    row_ids: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int32]
+    order: npt.NDArray[np.int32]
     bad_rows: npt.NDArray[np.int64]

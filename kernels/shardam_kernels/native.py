@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shardam_kernels import _native
 from shardam_kernels._native import Arena, ArrayIndex, HashIndex
 from shardam_kernels.factors import Factors
-from shardam_kernels.gradients import Merged
+from shardam_kernels.gradients import Merged, Runs
 from shardam_kernels.initializers import InitialRows
 from shardam_kernels.layout import Layout
 from shardam_kernels.row_steps import RowSteps
@@ -32,6 +32,7 @@ __all__ = [
     "RowIndex",
     "adam_update",
     "gather_weights",
+    "group_gradients",
     "initialize",
     "merge_gradients",
     "read_component",
@@ -132,6 +133,21 @@ def merge_gradients(row_ids: Int64s, gradients: Float32s, factors: Factors, num_
         The merged gradient; its bad_rows must be empty before it is applied.
     """
     return Merged(*_native.merge_gradients(row_ids, gradients, factors.unscale, factors.divisor, num_threads))
+
+
+def group_gradients(row_ids: Int64s, gradients: Float32s, factors: Factors, num_threads: int = 1) -> Runs:
+    """Groups the gradients of each id without summing them: what a GPU's update takes (shardam_kernels.triton).
+
+    Args:
+        row_ids: int64 [N], N < 2**31.
+        gradients: float32 [N, dim].
+        factors: of which unscale is used, to find the bad rows.
+        num_threads: at least 1.
+
+    Returns:
+        The runs; their bad_rows must be empty before they are applied.
+    """
+    return Runs(*_native.group_gradients(row_ids, gradients, factors.unscale, num_threads))
 
 
 def initialize(records: Records, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from shardam_kernels.reference.adam import adam_update
 from shardam_kernels.reference.initial import gather_weights, initial_rows, initialize
-from shardam_kernels.reference.merge import merge_gradients
+from shardam_kernels.reference.merge import group_gradients, merge_gradients
 from shardam_kernels.reference.records import Arena, Records, read_component, write_component
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Records",
     "adam_update",
     "gather_weights",
+    "group_gradients",
     "initial_rows",
     "initialize",
     "merge_gradients",

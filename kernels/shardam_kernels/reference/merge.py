@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardam_kernels.factors import Factors
-from shardam_kernels.gradients import GRADIENT_LIMIT, Merged
+from shardam_kernels.gradients import GRADIENT_LIMIT, Merged, Runs
 
 
 def merge_gradients(row_ids: npt.NDArray[np.int64], gradients: npt.NDArray[np.float32], factors: Factors) -> Merged:
@@ -32,3 +32,25 @@ def merge_gradients(row_ids: npt.NDArray[np.int64], gradients: npt.NDArray[np.fl
         unscaled = sums * np.float32(factors.unscale)
         bad = ~(np.abs(unscaled) < np.float32(GRADIENT_LIMIT)).all(axis=1)
         return Merged(distinct[by_appearance], unscaled / np.float32(factors.divisor), np.flatnonzero(bad))
+
+
+def group_gradients(row_ids: npt.NDArray[np.int64], gradients: npt.NDArray[np.float32], factors: Factors) -> Runs:
+    """Groups the gradients of each id without summing them.
+
+    Args:
+        row_ids: int64 [N].
+        gradients: float32 [N, dim].
+        factors: of which unscale is used, to find the bad rows.
+    """
+    merged = merge_gradients(row_ids, gradients, factors)
+    positions = [np.flatnonzero(row_ids == row_id) for row_id in merged.row_ids]
+    lengths = np.array([len(run) for run in positions], np.int64)
+    by_length = np.argsort(lengths, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(lengths[by_length])])
+    order = np.concatenate([np.empty(0, np.int64), *(positions[row] for row in by_length)])
+    return Runs(
+        merged.row_ids[by_length],
+        starts.astype(np.int32),
+        order.astype(np.int32),
+        np.flatnonzero(np.isin(by_length, merged.bad_rows)),
+    )
