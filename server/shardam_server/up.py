@@ -10,11 +10,11 @@ import os
 import signal
 import sys
 
-from shardam_server.devices import choose_device
 from shardam_server.banner import Banner
 from shardam_server.bind import check_bind, check_port_free, free_port, join_address, local_host
 from shardam_server.child_commands import ChildCommands
 from shardam_server.children import Child, Console
+from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_stdin
 from shardam_server.logs import configure_logging, secrets_of
 from shardam_server.private_redis import PrivateRedis

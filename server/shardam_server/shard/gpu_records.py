@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -81,6 +82,7 @@ class GpuDevice:
         self.num_threads = num_threads
         self.kernels = module
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._one_at_a_time = threading.RLock()
 
     @property
     def memory_bytes(self) -> int:
@@ -95,10 +97,20 @@ class GpuDevice:
     def work(self) -> Iterator[None]:
         """Puts what is launched inside on the shard's stream; torch's current stream is per thread."""
         if self._stream is None:
-            yield
+            with self._one_at_a_time:  # Triton's interpreter keeps its state in globals
+                yield
             return
         with torch.cuda.stream(self._stream):
             yield
+
+    def fetch(self, tensor: torch.Tensor) -> Float32s:
+        """Returns a float32 tensor as an array on the host, through pinned memory; call it inside work()."""
+        if self._stream is None:
+            return np.asarray(tensor.numpy())
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        pinned.copy_(tensor, non_blocking=True)
+        self._stream.synchronize()
+        return np.asarray(pinned.numpy())
 
     def finish(self) -> None:
         """Waits for the stream."""
@@ -197,9 +209,7 @@ class GpuRecords:
         if not isinstance(gradients, GroupedGradients):
             raise TypeError(f"gradients were prepared for another device: {type(gradients).__name__}")
         with self._device.work():
-            return _GpuStep(
-                self._kernels.stage_step(self._records, slots, gradients.gradients, gradients.runs, steps), factors
-            )
+            return _GpuStep(self._kernels.stage_step(self._records, slots, gradients.gradients, gradients.runs, steps), factors)
 
     def apply(self, staged: StagedStep) -> None:
         """Applies a staged step."""
@@ -227,8 +237,7 @@ class GpuRecords:
     def _fetch(self, component: str, slots: Int64s) -> Float32s:
         with self._device.work():
             on_device = self._kernels.read_component(self._records, component, slots)
-            rows: Float32s = on_device.cpu().numpy()  # waits for this read alone
-        return rows
+            return self._device.fetch(on_device)
 
     def write(self, slots: Int64s, components: Mapping[str, Float32s]) -> None:
         """Writes components of distinct slots.
