@@ -59,10 +59,7 @@ def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
         (["--port", "70000"], "--port '70000': must be less than or equal to 65535"),
         (["--port", "x"], "--port 'x': must be a valid integer, unable to parse string as an integer"),
         (["--log-format", "yaml"], "--log-format 'yaml': must be 'text' or 'json'"),
-        (
-            ["--device", "cuda:1"],
-            "--device 'cuda:1': not supported: shards of this version run on the CPU only; use cpu or auto",
-        ),
+        (["--device", "cuda"], "--device 'cuda': name the GPU, as in cuda:0; or use auto"),
         (["--port", "65535"], "--port 65535 with --shards 2 needs ports up to 65536; the last port is 65535"),
     ],
 )
