@@ -187,13 +187,14 @@ _STATUS_FIELDS = (
     "record_bytes",
     "index_bytes",
     "resident_bytes",
+    "device_memory_bytes",
     "queue_depth",
     "num_clients",
     "lost_rows",
 )
 """Fields of GetStatusResponse that the JSON form hands on."""
 
-_HEADINGS = ("shard", "state", "address", "device", "rows", "memory", "uptime", "pid", "queue", "clients")
+_HEADINGS = ("shard", "state", "address", "device", "rows", "memory", "gpu", "uptime", "pid", "queue", "clients")
 
 
 def _row(shard: ShardReport) -> tuple[str, ...]:
@@ -201,8 +202,9 @@ def _row(shard: ShardReport) -> tuple[str, ...]:
     known = ("-", "-") if entry is None else (entry.address, entry.device)
     pid = "-" if entry is None else str(entry.pid)
     if status is None:
-        return (str(shard.index), shard.state, *known, "-", "-", "-", pid, "-", "-")
-    numbers = (str(status.num_rows), _bytes(status.resident_bytes), _duration(status.uptime_s))
+        return (str(shard.index), shard.state, *known, "-", "-", "-", "-", pid, "-", "-")
+    on_device = _bytes(status.device_memory_bytes) if status.device_memory_bytes else "-"
+    numbers = (str(status.num_rows), _bytes(status.resident_bytes), on_device, _duration(status.uptime_s))
     return (str(shard.index), shard.state, *known, *numbers, pid, str(status.queue_depth), str(status.num_clients))
 
 

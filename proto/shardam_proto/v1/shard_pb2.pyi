@@ -97,6 +97,7 @@ class GetStatusResponse(_message.Message):
     QUEUE_DEPTH_FIELD_NUMBER: _builtins.int
     NUM_CLIENTS_FIELD_NUMBER: _builtins.int
     LOST_ROWS_FIELD_NUMBER: _builtins.int
+    DEVICE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the shardam package."""
     state: Global___ServingState.ValueType
@@ -133,6 +134,8 @@ class GetStatusResponse(_message.Message):
     """Clients that have opened and not left."""
     lost_rows: _builtins.bool
     """True: it started empty although the cluster had rows here before; those rows are lost."""
+    device_memory_bytes: _builtins.int
+    """Bytes of the device's own memory that the process holds, for all tables. Zero for the CPU."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Header."""
@@ -159,10 +162,11 @@ class GetStatusResponse(_message.Message):
         queue_depth: _builtins.int = ...,
         num_clients: _builtins.int = ...,
         lost_rows: _builtins.bool = ...,
+        device_memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "header", b"header", "host_name", b"host_name", "http_address", b"http_address", "index_bytes", b"index_bytes", "lost_rows", b"lost_rows", "max_rows", b"max_rows", "num_clients", b"num_clients", "num_rows", b"num_rows", "num_tables", b"num_tables", "pid", b"pid", "queue_depth", b"queue_depth", "record_bytes", b"record_bytes", "resident_bytes", b"resident_bytes", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "header", b"header", "host_name", b"host_name", "http_address", b"http_address", "index_bytes", b"index_bytes", "lost_rows", b"lost_rows", "max_rows", b"max_rows", "num_clients", b"num_clients", "num_rows", b"num_rows", "num_tables", b"num_tables", "pid", b"pid", "queue_depth", b"queue_depth", "record_bytes", b"record_bytes", "resident_bytes", b"resident_bytes", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

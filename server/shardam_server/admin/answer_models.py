@@ -179,6 +179,7 @@ class ShardModel(BaseModel):
     record_bytes: int | None = None
     index_bytes: int | None = None
     resident_bytes: int | None = None
+    device_memory_bytes: int | None = Field(None, description="of the device's own memory; 0 on the CPU")
     queue_depth: int | None = None
     num_clients: int | None = None
     lost_rows: bool | None = None

@@ -73,6 +73,7 @@ def _status_to_json(status: shard_pb2.GetStatusResponse) -> dict[str, Json]:
         "record_bytes": status.record_bytes,
         "index_bytes": status.index_bytes,
         "resident_bytes": status.resident_bytes,
+        "device_memory_bytes": status.device_memory_bytes,
         "queue_depth": status.queue_depth,
         "num_clients": status.num_clients,
         "lost_rows": status.lost_rows,

@@ -72,14 +72,13 @@ class ShardGauges:
     Args:
         tables: table name -> (rows, step).
         queue_depth: changes waiting.
-        record_bytes: bytes of records.
-        index_bytes: bytes of indexes and per-row counters.
+        memory: bytes by kind: records, index, resident (of the process), device (of the device's own memory).
     """
 
-    def __init__(self, tables: dict[str, tuple[int, int]], *, queue_depth: int, record_bytes: int, index_bytes: int) -> None:
+    def __init__(self, tables: dict[str, tuple[int, int]], *, queue_depth: int, memory: dict[str, int]) -> None:
         self.tables = tables
         self.queue_depth = queue_depth
-        self.memory = {"records": record_bytes, "index": index_bytes, "resident": resident_bytes()}
+        self.memory = memory
 
 
 def resident_bytes() -> int:
@@ -100,7 +99,7 @@ class _GaugeCollector(Collector):
             rows.add_metric((*self._label_values, table), num_rows)
             steps.add_metric((*self._label_values, table), step)
         memory = GaugeMetricFamily(
-            "shardam_memory_bytes", "Memory by kind: records, index, resident.", labels=(*LABELS, "kind")
+            "shardam_memory_bytes", "Memory by kind: records, index, resident, device.", labels=(*LABELS, "kind")
         )
         for kind, size_bytes in gauges.memory.items():
             memory.add_metric((*self._label_values, kind), size_bytes)

@@ -38,7 +38,7 @@ from shardam_server.shard.home import Home
 from shardam_server.shard.http_listener import HttpListener
 from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.membership import Membership
-from shardam_server.shard.metrics import ShardGauges, ShardMetrics
+from shardam_server.shard.metrics import ShardGauges, ShardMetrics, resident_bytes
 from shardam_server.shard.peers import Peers
 from shardam_server.shard.records import CpuDevice, Device
 from shardam_server.shard.registration import Registration
@@ -223,8 +223,12 @@ class ShardProcess:
         return ShardGauges(
             {table.spec.name: (table.num_rows, table.step) for table in tables},
             queue_depth=self._shard.sequencer.queue_depth,
-            record_bytes=sum(table.storage.record_bytes for table in tables),
-            index_bytes=sum(table.storage.index_bytes for table in tables),
+            memory={
+                "records": sum(table.storage.record_bytes for table in tables),
+                "index": sum(table.storage.index_bytes for table in tables),
+                "resident": resident_bytes(),
+                "device": self._shard.device.memory_bytes,
+            },
         )
 
 

@@ -53,6 +53,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             queue_depth=shard.sequencer.queue_depth,
             num_clients=len(shard.state.clients),
             lost_rows=shard.lost_rows,
+            device_memory_bytes=shard.device.memory_bytes,
         )
 
     async def InstallTables(  # noqa: N802 - the service's name
