@@ -1,0 +1,131 @@
+"""A device without room: the change is refused whole, and the shard goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from shardam_kernels.factors import AdamOptions, Factors
+from shardam_kernels.initializers import InitialRows
+from shardam_kernels.layout import Layout
+from shardam_kernels.row_steps import RowSteps
+from shardam_proto.errors import OutOfMemory
+from shardam_proto.schema import TableSpec
+from shardam_proto.v1 import common_pb2
+from shardam_server.shard.records import CpuRecords, Float32s, Gradients, Int64s, StagedStep
+from shardam_server.shard.state import ShardState
+from shardam_server.shard.table import GradientSection, RowWrite, Table, table_from_info
+
+
+class FullDevice:
+    """A device whose chosen operation finds no room from its n-th call on, for n calls."""
+
+    name = "full"
+    memory_bytes = 0
+
+    def __init__(self) -> None:
+        self.fails_at = ""
+        self.calls_left = 0
+        self.fired = 0
+
+    def make_records(self, layout: Layout, initial: InitialRows) -> FullRecords:
+        return FullRecords(self, layout, initial)
+
+    def finish(self) -> None:
+        return None
+
+    def meet(self, operation: str) -> None:
+        if operation != self.fails_at:
+            return
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            self.fired += 1
+            raise MemoryError("full has no room")
+
+
+class FullRecords(CpuRecords):
+    """Records that ask their device for room."""
+
+    def __init__(self, device: FullDevice, layout: Layout, initial: InitialRows) -> None:
+        super().__init__(layout, initial, num_threads=1)
+        self._device = device
+
+    def reserve(self, num_slots: int) -> None:
+        self._device.meet("reserve")
+        super().reserve(num_slots)
+
+    def initialize(self, slots: Int64s, row_ids: Int64s) -> None:
+        self._device.meet("initialize")
+        super().initialize(slots, row_ids)
+
+    def stage(self, slots: Int64s, gradients: Gradients, factors: Factors, steps: RowSteps) -> StagedStep:
+        self._device.meet("stage")
+        return super().stage(slots, gradients, factors, steps)
+
+    def write(self, slots: Int64s, components: Mapping[str, Float32s]) -> None:
+        self._device.meet("write")
+        super().write(slots, components)
+
+
+class World:
+    """A shard of two tables on a device that can be full."""
+
+    def __init__(self) -> None:
+        self.device = FullDevice()
+        self.state = ShardState(self.device)
+        self.tables = [
+            table_from_info(
+                common_pb2.TableInfo(spec=TableSpec(name, 3, step="row").to_proto(), table_id=number, table_seed=1),
+                self.device.make_records,
+            )
+            for number, name in ((1, "first"), (2, "second"))
+        ]
+        self.state.install(self.tables)
+        self.push([1, 2])
+
+    def push(self, row_ids: list[int]) -> None:
+        ids, gradients = np.array(row_ids), np.ones((len(row_ids), 3), np.float32)
+        self.state.push([GradientSection(table, ids, gradients, AdamOptions(lr=0.1), 1.0) for table in self.tables])
+
+    def assign(self, row_ids: list[int]) -> None:
+        weight = np.full((len(row_ids), 3), 5, np.float32)
+        self.state.assign(self.tables[0], RowWrite(np.array(row_ids), weight, exp_avg=weight))
+
+    def seen(self) -> list[tuple[int, int, bytes]]:
+        return [(table.step, table.num_rows, self._bits(table)) for table in self.tables] + [(self.state.change_number, 0, b"")]
+
+    @staticmethod
+    def _bits(table: Table) -> bytes:
+        batch = table.read(np.arange(10), include_optimizer=True)
+        assert batch.exp_avg is not None
+        assert batch.exp_avg_sq is not None
+        columns = (batch.found, batch.weight, batch.exp_avg, batch.exp_avg_sq, batch.step, batch.change_number)
+        return b"".join(column.tobytes() for column in columns)
+
+
+@pytest.mark.case("C143")
+@pytest.mark.parametrize("calls_left", [0, 1], ids=["first table", "second table"])
+@pytest.mark.parametrize("operation", ["reserve", "initialize", "stage"])
+def test_a_push_without_room_changes_no_table_and_the_next_one_works(operation: str, calls_left: int) -> None:
+    check(operation, calls_left, lambda world: world.push([2, 3, 4]))
+
+
+@pytest.mark.parametrize("operation", ["reserve", "initialize", "write"])
+def test_an_assign_without_room_changes_nothing_and_the_next_one_works(operation: str) -> None:
+    check(operation, 0, lambda world: world.assign([2, 3]))
+
+
+def check(operation: str, calls_left: int, change: Callable[[World], None]) -> None:
+    world, twin = World(), World()
+    before = world.seen()
+    world.device.fails_at, world.device.calls_left = operation, calls_left
+    with pytest.raises(OutOfMemory, match=r"no memory for .* nothing was changed"):
+        change(world)
+    assert world.device.fired == 1
+    assert world.seen() == before
+    world.device.fails_at = ""
+    change(world)
+    change(twin)
+    assert world.seen() == twin.seen()
