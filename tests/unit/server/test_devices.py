@@ -29,7 +29,6 @@ def test_auto_spreads_shards_over_the_gpus() -> None:
 
 
 @pytest.mark.case("C143")
-@pytest.mark.case("C077")
 @pytest.mark.parametrize(
     ("gpus", "message"),
     [(VisibleGpus(0, "no CUDA driver is installed"), "no CUDA driver is installed"), (VisibleGpus(1), "only 1 GPU is present")],
