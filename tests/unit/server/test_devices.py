@@ -28,6 +28,7 @@ def test_auto_spreads_shards_over_the_gpus() -> None:
     assert [choose_device("auto", index).name for index in range(5)] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
 
 
+@pytest.mark.case("C137")
 @pytest.mark.case("C143")
 @pytest.mark.parametrize(
     ("gpus", "message"),
