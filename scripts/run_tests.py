@@ -95,7 +95,9 @@ STAGES = (
     Stage("parity", 90, "parity", PARALLEL),
     Stage("integration", 150, "integration", PARALLEL, exclude="test_rest_*.py"),
     Stage("rest", 120, "integration", PARALLEL, pattern="test_rest_*.py"),
-    Stage("fault", 90, "fault"),  # serial: it kills processes and measures who notices
+    Stage("demo", 90, "demo", PARALLEL),
+    Stage("deploy", 120, "deploy"),  # serial: a whole stack of processes at a time
+    Stage("fault", 180, "fault"),  # serial: it kills processes and measures who notices
     Stage("browser", 90, "browser"),  # serial: one browser at a time is all that two cores carry
 )
 

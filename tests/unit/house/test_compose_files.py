@@ -1,6 +1,6 @@
 """The compose files as Docker Compose would read them.
 
-The stack itself is run by tests/integration/test_compose.py.
+The stack itself is run by tests/deploy/test_compose.py.
 """
 
 from __future__ import annotations
