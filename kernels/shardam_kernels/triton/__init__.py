@@ -11,7 +11,8 @@ first import they run on CPU tensors in Triton's interpreter, for tests.
     adam_update(records, step, factors)     sum of each run, unscale, divide, one step        -> saturated [1]
     gather_weights(records, slots)          float32 [N, dim], zeros where a slot is -1        -> on the device
     read_component(records, name, slots)    the same for any component                        -> on the device
-    write_component(records, name, slots, values)   to nearest even                           -> saturated [1]
+    write_components(records, slots, components)    to nearest even                           -> saturated [1]
+    write_component(records, name, slots, values)   the same for one                          -> saturated [1]
     read_rows(records, component, distances, out)   gather without a transfer or an allocation
 
 Slots, gradients, weights and values are NumPy arrays on the host; what is returned lies on the device and is not yet there
@@ -32,6 +33,7 @@ from shardam_kernels.triton.launch import (
     read_rows,
     stage_step,
     write_component,
+    write_components,
 )
 from shardam_kernels.triton.tiles import INTERPRETED, LONG_RUN
 
@@ -48,4 +50,5 @@ __all__ = [
     "read_rows",
     "stage_step",
     "write_component",
+    "write_components",
 ]

@@ -6,6 +6,7 @@ Launches go to the current stream and do not wait for it. Sizes are checked on t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -218,23 +219,27 @@ def read_rows(records: Records, component: Component, distances: torch.Tensor, o
 
 
 def write_component(records: Records, name: str, slots: Int64s, values: Float32s) -> torch.Tensor:
-    """Writes values to one component of rows; weights are rounded to nearest even in their dtype.
+    """Writes values to one component of rows: as write_components."""
+    return write_components(records, slots, {name: values})
+
+
+def write_components(records: Records, slots: Int64s, components: Mapping[str, Float32s]) -> torch.Tensor:
+    """Writes components of rows; weights are rounded to nearest even in their dtype.
 
     Args:
         records: the table's records.
-        name: of the component.
         slots: int64 [N], distinct.
-        values: float32 [N, dim].
+        components: float32 [N, dim] by name.
 
     Returns:
         How many values were saturated, int64 [1] on the device.
 
     Raises:
-        ValueError: the shape does not fit.
+        ValueError: a shape does not fit.
         IndexError: a slot lies outside the arena.
         MemoryError: the device has no room; nothing has changed.
     """
-    return _write_rows(records, name, slots, values, clear=False)
+    return _write_rows(records, slots, components, clear=False)
 
 
 def initialize(records: Records, slots: Int64s, weights: Float32s) -> torch.Tensor:
@@ -246,19 +251,20 @@ def initialize(records: Records, slots: Int64s, weights: Float32s) -> torch.Tens
         weights: float32 [N, dim], what the rows start with (native.gather_weights of rows that do not exist).
 
     Returns, Raises:
-        As write_component.
+        As write_components.
     """
-    return _write_rows(records, WEIGHT, slots, weights, clear=True)
+    return _write_rows(records, slots, {WEIGHT: weights}, clear=True)
 
 
-def _write_rows(records: Records, name: str, slots: Int64s, values: Float32s, *, clear: bool) -> torch.Tensor:
+def _write_rows(records: Records, slots: Int64s, components: Mapping[str, Float32s], *, clear: bool) -> torch.Tensor:
     layout, arena = records.layout, records.arena
-    component = layout.component(name)
-    _require_shape("values", values, (slots.size, layout.dim))
+    for name, values in components.items():
+        _require_shape(name, values, (slots.size, layout.dim))
     saturated = torch.zeros(1, dtype=torch.int64, device=arena.device)
     if slots.size == 0:
         return saturated
-    staged = to_device({"values": values, "distances": arena.distances(slots)}, arena.device)
+    arrays: dict[str, npt.NDArray[np.generic]] = {f"values of {name}": values for name, values in components.items()}
+    staged = to_device({**arrays, "distances": arena.distances(slots)}, arena.device)
     base = arena.base(torch.float32)
     if clear:
         tile = row_tile(layout.stride_bytes // 4)
@@ -272,20 +278,22 @@ def _write_rows(records: Records, name: str, slots: Int64s, values: Float32s, *,
             num_warps=tile.warps,
         )
     tile = row_tile(layout.dim)
-    write_rows_kernel[tile.grid(slots.size, layout.dim)](
-        staged["distances"],
-        staged["values"],
-        arena.base(torch.int16),
-        base,
-        saturated,
-        slots.size,
-        DIM=layout.dim,
-        BLOCK=tile.block,
-        ROWS=tile.rows,
-        OFFSET=component.offset_bytes // ITEM_BYTES[component.dtype],
-        DTYPE=DTYPE_CODES[component.dtype],
-        num_warps=tile.warps,
-    )
+    for name in components:
+        component = layout.component(name)
+        write_rows_kernel[tile.grid(slots.size, layout.dim)](
+            staged["distances"],
+            staged[f"values of {name}"],
+            arena.base(torch.int16),
+            base,
+            saturated,
+            slots.size,
+            DIM=layout.dim,
+            BLOCK=tile.block,
+            ROWS=tile.rows,
+            OFFSET=component.offset_bytes // ITEM_BYTES[component.dtype],
+            DTYPE=DTYPE_CODES[component.dtype],
+            num_warps=tile.warps,
+        )
     return saturated
 
 
