@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 from collections.abc import Iterator
 
 import httpx2
 import numpy as np
+import numpy.typing as npt
 import pytest
+import safetensors.numpy
 from shardam_testing.admin import RawCluster, raw_cluster, running_admin
 from shardam_testing.processes import running_shards
 
@@ -16,7 +19,7 @@ from shardam_proto.errors import NonFiniteGradient
 from shardam_proto.routing import buckets_of
 from shardam_proto.schema import Normal, TableSpec
 from shardam_proto.v1 import common_pb2, row_pb2
-from shardam_server.admin.answer_models import RowPageModel, RowsModel, SingleRowModel, TableModel
+from shardam_server.admin.answer_models import ManyTablesModel, RowPageModel, RowsModel, SingleRowModel, TableModel
 
 LONG_IDS = [2**53 + 1, -1, -(2**63), 2**63 - 1, 6221888200042590280, 0]
 NAMES = (f"t{number}" for number in itertools.count())
@@ -177,3 +180,50 @@ def test_the_largest_batch_is_answered_and_a_larger_one_refused(fronts: Fronts, 
     assert [row["id"] for row in rows] == [str(row_id) for row_id in ids]
     response = batch_get(fronts, table, [*ids, 5000])
     assert (response.status_code, response.json()["reason"], response.json()["limit"]) == (413, "TOO_MANY_IDS", "10000")
+
+
+def columns_over_grpc(fronts: Fronts, table: common_pb2.TableInfo, row_ids: list[int]) -> dict[str, npt.NDArray[np.generic]]:
+    owners = fronts.grpc.owners(row_ids)
+    rows = [fronts.grpc.clients[owner].read(table, [row_id]).rows for row_id, owner in zip(row_ids, owners, strict=True)]
+
+    def stacked(name: str, dtype: str) -> npt.NDArray[np.generic]:
+        return np.array([np.frombuffer(getattr(row, name), dtype) for row in rows])
+
+    return {
+        "ids": np.array(row_ids, np.int64),
+        "found": stacked("found", "u1")[:, 0].astype(bool),
+        "step": stacked("step", "<i8")[:, 0],
+        **{name: stacked(name, "<f4") for name in ("weight", "exp_avg", "exp_avg_sq")},
+    }
+
+
+def test_binary_forms_hold_the_bits_that_grpc_reads(fronts: Fronts, table: common_pb2.TableInfo) -> None:
+    asked = [*LONG_IDS, 1000, LONG_IDS[0]]
+    body = {"ids": [str(row_id) for row_id in asked]}
+    path = f"/v1/tables/{table.spec.name}/rows:batchGet"
+    expected = columns_over_grpc(fronts, table, asked)
+    headers = {"accept": "application/vnd.safetensors"}
+    response = fronts.rest.post(path, json={**body, "include": "optimizer"}, headers=headers)
+    tensors = safetensors.numpy.load(response.content)
+    assert sorted(tensors) == sorted(expected)
+    for name, tensor in tensors.items():
+        assert (tensor.dtype, tensor.tobytes()) == (expected[name].dtype, expected[name].tobytes()), name
+    weight = np.load(io.BytesIO(fronts.rest.post(path, json=body, headers={"accept": "application/x-npy"}).content))
+    assert weight.tobytes() == expected["weight"].tobytes()
+
+
+def test_many_tables_are_read_in_one_request(fronts: Fronts, table: common_pb2.TableInfo) -> None:
+    other = fronts.grpc.create(TableSpec(next(NAMES), 2))
+    fronts.grpc.push(other, [1, 2], [[1.0, 2.0]] * 2)
+    asked = [(other, [2, 1, 77]), (table, LONG_IDS)]
+    tables = [{"table": info.spec.name, "ids": [str(row_id) for row_id in row_ids]} for info, row_ids in asked]
+    response = fronts.rest.post("/v1/rows:batchGet", json={"tables": tables, "include": "optimizer"})
+    answer = ManyTablesModel.model_validate_json(response.content, extra="forbid")
+    for entry, (info, row_ids) in zip(answer.tables, asked, strict=True):
+        expected = columns_over_grpc(fronts, info, row_ids)
+        assert (entry.table, entry.dim) == (info.spec.name, info.spec.dim)
+        assert [int(row.id) for row in entry.rows] == row_ids
+        weight = np.array([row.weight for row in entry.rows], np.float64).astype("<f4")
+        assert weight.tobytes() == expected["weight"].tobytes()
+    assert [entry.table_step for entry in answer.tables] == [1, 2]
+    assert num_rows(fronts, other) == 2

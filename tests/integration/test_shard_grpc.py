@@ -242,6 +242,99 @@ def test_assign_repeats_safely_and_refuses_what_is_not_finite(client: RawClient,
     assert client.pull(table, [1]).tolist() == [[2.0, 2.0]]
 
 
+def test_clearing_moments_is_a_numbered_change_that_keeps_weight_and_step(
+    client: RawClient, table: common_pb2.TableInfo
+) -> None:
+    client.push(1, table, [1, 2], [[1, 2], [3, 4]])
+    before = client.read(table, [1, 2]).rows
+
+    def clear() -> row_pb2.ClearMomentsResponse:
+        request = row_pb2.ClearMomentsRequest(header=client.header(2), table_id=table.table_id, row_ids=id_bytes([1, 77, 1]))
+        answer: row_pb2.ClearMomentsResponse = client.call(client.row.ClearMoments, request)
+        return answer
+
+    first, again = clear(), clear()
+    assert (first.num_cleared, first.repeated_number) == (1, False)
+    assert (again.num_cleared, again.repeated_number, again.change_number) == (1, True, first.change_number)
+    after = client.read(table, [1, 2]).rows
+    assert np.frombuffer(after.exp_avg, "<f4").reshape(2, 2)[0].tolist() == [0, 0]
+    assert np.frombuffer(after.exp_avg_sq, "<f4").reshape(2, 2)[0].tolist() == [0, 0]
+    assert (after.weight, after.step, after.last_touched_step) == (before.weight, before.step, before.last_touched_step)
+    assert after.exp_avg[8:] == before.exp_avg[8:]
+    assert np.frombuffer(after.change_number, "<u8").tolist() == [first.change_number, first.change_number - 1]
+    assert client.info(table.spec.name).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("condition", "row_ids", "holds"),
+    [
+        (row_pb2.RowCondition(), [1, 9], True),
+        (row_pb2.RowCondition(exists=True), [1, 2], True),
+        (row_pb2.RowCondition(exists=True), [1, 9], False),
+        (row_pb2.RowCondition(exists=False), [8, 9], True),
+        (row_pb2.RowCondition(exists=False), [1, 9], False),
+        (row_pb2.RowCondition(exists=False), [], True),
+    ],
+)
+def test_a_change_is_made_only_if_its_condition_holds_of_every_row(
+    client: RawClient, table: common_pb2.TableInfo, condition: row_pb2.RowCondition, row_ids: list[int], holds: bool
+) -> None:
+    client.push(1, table, [1, 2], [[1, 2], [3, 4]])
+    before = client.read(table, [1, 2, 8, 9]).rows
+    changes: list[Callable[[int], object]] = [
+        lambda number: client.call(
+            client.row.ClearMoments,
+            row_pb2.ClearMomentsRequest(
+                header=client.header(number), table_id=table.table_id, row_ids=id_bytes(row_ids), condition=condition
+            ),
+        ),
+        lambda number: client.call(
+            client.row.AssignRows,
+            row_pb2.AssignRowsRequest(
+                header=client.header(number),
+                table_id=table.table_id,
+                row_ids=id_bytes(row_ids),
+                weight=np.ones((len(row_ids), 2), "<f4").tobytes(),
+                condition=condition,
+            ),
+        ),
+    ]
+    if holds:
+        for number, change in enumerate(changes, 2):
+            change(number)
+        assert client.open().header.last_number == 3
+        return
+    for change in changes:
+        assert reason_of(lambda change=change: change(2)) == "ETAG_MISMATCH"  # type: ignore[misc]  # bound at once
+    assert client.read(table, [1, 2, 8, 9]).rows == before
+    assert client.open().header.last_number == 1  # the number stays open
+
+
+def test_a_change_number_condition_holds_until_the_row_changes(client: RawClient, table: common_pb2.TableInfo) -> None:
+    client.push(1, table, [1, 2], [[1, 2], [3, 4]])
+    read = int.from_bytes(client.read(table, [1]).rows.change_number, "little")
+
+    def delete(number: int, change_number: int) -> row_pb2.DeleteRowsResponse:
+        request = row_pb2.DeleteRowsRequest(
+            header=client.header(number),
+            table_id=table.table_id,
+            row_ids=id_bytes([1]),
+            condition=row_pb2.RowCondition(change_number=change_number),
+        )
+        answer: row_pb2.DeleteRowsResponse = client.call(client.row.DeleteRows, request)
+        return answer
+
+    client.push(2, table, [2], [[1, 1]])  # another row's change does not matter
+    assert reason_of(lambda: delete(3, read + 1)) == "ETAG_MISMATCH"
+    client.push(3, table, [1], [[1, 1]])
+    assert reason_of(lambda: delete(4, read)) == "ETAG_MISMATCH"
+    now = int.from_bytes(client.read(table, [1]).rows.change_number, "little")
+    assert delete(4, now).num_deleted == 1
+    assert delete(4, now).repeated_number  # the former answer, though the row is gone
+    assert reason_of(lambda: delete(5, now)) == "ETAG_MISMATCH"
+    assert reason_of(lambda: delete(5, 0)) == "ETAG_MISMATCH"  # a row that does not exist has no change number
+
+
 def test_a_scan_meets_every_row_once_in_pages(client: RawClient, table: common_pb2.TableInfo) -> None:
     row_ids = [-(2**63), -1, 0, 1, 2**53 + 1, 2**63 - 1, *range(100, 150)]
     client.push(1, table, row_ids, np.ones((len(row_ids), 2)))

@@ -218,6 +218,36 @@ class ScanRowsResponse(_message.Message):
 Global___ScanRowsResponse: _TypeAlias = ScanRowsResponse  # noqa: Y015
 
 @_typing.final
+class RowCondition(_message.Message):
+    """What must hold of every row named for a change of rows to be applied; checked within the change, so that nothing comes
+    between. Where it does not hold, the change is refused with ETAG_MISMATCH and nothing changes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGE_NUMBER_FIELD_NUMBER: _builtins.int
+    EXISTS_FIELD_NUMBER: _builtins.int
+    change_number: _builtins.int
+    """The row exists, and this is the change number at which it last changed."""
+    exists: _builtins.bool
+    """True: the row exists. False: it does not exist."""
+    def __init__(
+        self,
+        *,
+        change_number: _builtins.int = ...,
+        exists: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "condition", b"condition", "exists", b"exists"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "condition", b"condition", "exists", b"exists"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_condition: _TypeAlias = _typing.Literal["change_number", "exists"]  # noqa: Y015
+    _WhichOneofArgType_condition: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_condition) -> _WhichOneofReturnType_condition | None: ...
+
+Global___RowCondition: _TypeAlias = RowCondition  # noqa: Y015
+
+@_typing.final
 class AssignRowsRequest(_message.Message):
     """Writes rows."""
 
@@ -226,6 +256,7 @@ class AssignRowsRequest(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     TABLE_ID_FIELD_NUMBER: _builtins.int
     IF_ABSENT_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
     ROW_IDS_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     EXP_AVG_FIELD_NUMBER: _builtins.int
@@ -246,20 +277,25 @@ class AssignRowsRequest(_message.Message):
     def header(self) -> _common_pb2.RequestHeader:
         """Header; number is the client's last number + 1."""
 
+    @_builtins.property
+    def condition(self) -> Global___RowCondition:
+        """What must hold of the rows. Absent: nothing is asked."""
+
     def __init__(
         self,
         *,
         header: _common_pb2.RequestHeader | None = ...,
         table_id: _builtins.int = ...,
         if_absent: _builtins.bool = ...,
+        condition: Global___RowCondition | None = ...,
         row_ids: _builtins.bytes = ...,
         weight: _builtins.bytes = ...,
         exp_avg: _builtins.bytes | None = ...,
         exp_avg_sq: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_exp_avg", b"_exp_avg", "_exp_avg_sq", b"_exp_avg_sq", "exp_avg", b"exp_avg", "exp_avg_sq", b"exp_avg_sq", "header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exp_avg", b"_exp_avg", "_exp_avg_sq", b"_exp_avg_sq", "condition", b"condition", "exp_avg", b"exp_avg", "exp_avg_sq", b"exp_avg_sq", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exp_avg", b"_exp_avg", "_exp_avg_sq", b"_exp_avg_sq", "exp_avg", b"exp_avg", "exp_avg_sq", b"exp_avg_sq", "header", b"header", "if_absent", b"if_absent", "row_ids", b"row_ids", "table_id", b"table_id", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exp_avg", b"_exp_avg", "_exp_avg_sq", b"_exp_avg_sq", "condition", b"condition", "exp_avg", b"exp_avg", "exp_avg_sq", b"exp_avg_sq", "header", b"header", "if_absent", b"if_absent", "row_ids", b"row_ids", "table_id", b"table_id", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exp_avg: _TypeAlias = _typing.Literal["exp_avg"]  # noqa: Y015
     _WhichOneofArgType__exp_avg: _TypeAlias = _typing.Literal["_exp_avg", b"_exp_avg"]  # noqa: Y015
@@ -281,10 +317,13 @@ class AssignRowsResponse(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     NUM_ASSIGNED_FIELD_NUMBER: _builtins.int
     REPEATED_NUMBER_FIELD_NUMBER: _builtins.int
+    CHANGE_NUMBER_FIELD_NUMBER: _builtins.int
     num_assigned: _builtins.int
     """Rows written here."""
     repeated_number: _builtins.bool
     """True: the number had been closed before, and this is the former answer."""
+    change_number: _builtins.int
+    """The shard's change number of this change; the rows written here have it now."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Header."""
@@ -295,10 +334,11 @@ class AssignRowsResponse(_message.Message):
         header: _common_pb2.ResponseHeader | None = ...,
         num_assigned: _builtins.int = ...,
         repeated_number: _builtins.bool = ...,
+        change_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "num_assigned", b"num_assigned", "repeated_number", b"repeated_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "header", b"header", "num_assigned", b"num_assigned", "repeated_number", b"repeated_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -312,25 +352,31 @@ class DeleteRowsRequest(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     TABLE_ID_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
     ROW_IDS_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
     """The table."""
     row_ids: _builtins.bytes
-    """Ids as little-endian int64."""
+    """Ids as little-endian int64; those that do not exist are passed over."""
     @_builtins.property
     def header(self) -> _common_pb2.RequestHeader:
         """Header; number is the client's last number + 1."""
+
+    @_builtins.property
+    def condition(self) -> Global___RowCondition:
+        """What must hold of the rows. Absent: nothing is asked."""
 
     def __init__(
         self,
         *,
         header: _common_pb2.RequestHeader | None = ...,
         table_id: _builtins.int = ...,
+        condition: Global___RowCondition | None = ...,
         row_ids: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "row_ids", b"row_ids", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "header", b"header", "row_ids", b"row_ids", "table_id", b"table_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -345,10 +391,13 @@ class DeleteRowsResponse(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     NUM_DELETED_FIELD_NUMBER: _builtins.int
     REPEATED_NUMBER_FIELD_NUMBER: _builtins.int
+    CHANGE_NUMBER_FIELD_NUMBER: _builtins.int
     num_deleted: _builtins.int
     """Rows that had existed here."""
     repeated_number: _builtins.bool
     """True: the number had been closed before, and this is the former answer."""
+    change_number: _builtins.int
+    """The shard's change number of this change."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Header."""
@@ -359,11 +408,86 @@ class DeleteRowsResponse(_message.Message):
         header: _common_pb2.ResponseHeader | None = ...,
         num_deleted: _builtins.int = ...,
         repeated_number: _builtins.bool = ...,
+        change_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "num_deleted", b"num_deleted", "repeated_number", b"repeated_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "header", b"header", "num_deleted", b"num_deleted", "repeated_number", b"repeated_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteRowsResponse: _TypeAlias = DeleteRowsResponse  # noqa: Y015
+
+@_typing.final
+class ClearMomentsRequest(_message.Message):
+    """Sets moments to zero; weights and steps stay."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
+    ROW_IDS_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.int
+    """The table."""
+    row_ids: _builtins.bytes
+    """Ids as little-endian int64; those that do not exist are passed over."""
+    @_builtins.property
+    def header(self) -> _common_pb2.RequestHeader:
+        """Header; number is the client's last number + 1."""
+
+    @_builtins.property
+    def condition(self) -> Global___RowCondition:
+        """What must hold of the rows. Absent: nothing is asked."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.RequestHeader | None = ...,
+        table_id: _builtins.int = ...,
+        condition: Global___RowCondition | None = ...,
+        row_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "header", b"header", "row_ids", b"row_ids", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearMomentsRequest: _TypeAlias = ClearMomentsRequest  # noqa: Y015
+
+@_typing.final
+class ClearMomentsResponse(_message.Message):
+    """Moments were set to zero."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    NUM_CLEARED_FIELD_NUMBER: _builtins.int
+    REPEATED_NUMBER_FIELD_NUMBER: _builtins.int
+    CHANGE_NUMBER_FIELD_NUMBER: _builtins.int
+    num_cleared: _builtins.int
+    """Rows here whose moments are zero now."""
+    repeated_number: _builtins.bool
+    """True: the number had been closed before, and this is the former answer."""
+    change_number: _builtins.int
+    """The shard's change number of this change; the rows cleared here have it now."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Header."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        num_cleared: _builtins.int = ...,
+        repeated_number: _builtins.bool = ...,
+        change_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "header", b"header", "num_cleared", b"num_cleared", "repeated_number", b"repeated_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearMomentsResponse: _TypeAlias = ClearMomentsResponse  # noqa: Y015

@@ -55,6 +55,11 @@ class RowServiceStub:
                 request_serializer=shardam__proto_dot_v1_dot_row__pb2.DeleteRowsRequest.SerializeToString,
                 response_deserializer=shardam__proto_dot_v1_dot_row__pb2.DeleteRowsResponse.FromString,
                 _registered_method=True)
+        self.ClearMoments = channel.unary_unary(
+                '/shardam.v1.RowService/ClearMoments',
+                request_serializer=shardam__proto_dot_v1_dot_row__pb2.ClearMomentsRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_row__pb2.ClearMomentsResponse.FromString,
+                _registered_method=True)
 
 
 class RowServiceServicer:
@@ -89,6 +94,13 @@ class RowServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClearMoments(self, request, context):
+        """Sets moments to zero. A numbered change: every shard gets its part, empty ones too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RowServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_RowServiceServicer_to_server(servicer, server):
                     servicer.DeleteRows,
                     request_deserializer=shardam__proto_dot_v1_dot_row__pb2.DeleteRowsRequest.FromString,
                     response_serializer=shardam__proto_dot_v1_dot_row__pb2.DeleteRowsResponse.SerializeToString,
+            ),
+            'ClearMoments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearMoments,
+                    request_deserializer=shardam__proto_dot_v1_dot_row__pb2.ClearMomentsRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_row__pb2.ClearMomentsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class RowService:
             '/shardam.v1.RowService/DeleteRows',
             shardam__proto_dot_v1_dot_row__pb2.DeleteRowsRequest.SerializeToString,
             shardam__proto_dot_v1_dot_row__pb2.DeleteRowsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearMoments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.RowService/ClearMoments',
+            shardam__proto_dot_v1_dot_row__pb2.ClearMomentsRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_row__pb2.ClearMomentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class RowServiceStub:
     """Writes weights (and moments). A numbered change: every shard gets its part, empty ones too."""
     DeleteRows: _grpc.UnaryUnaryMultiCallable[_row_pb2.DeleteRowsRequest, _row_pb2.DeleteRowsResponse]
     """Deletes rows. A numbered change: every shard gets its part, empty ones too."""
+    ClearMoments: _grpc.UnaryUnaryMultiCallable[_row_pb2.ClearMomentsRequest, _row_pb2.ClearMomentsResponse]
+    """Sets moments to zero. A numbered change: every shard gets its part, empty ones too."""
 
 @_typing.type_check_only
 class RowServiceAsyncStub(RowServiceStub):
@@ -55,6 +57,8 @@ class RowServiceAsyncStub(RowServiceStub):
     """Writes weights (and moments). A numbered change: every shard gets its part, empty ones too."""
     DeleteRows: _aio.UnaryUnaryMultiCallable[_row_pb2.DeleteRowsRequest, _row_pb2.DeleteRowsResponse]  # type: ignore[assignment]
     """Deletes rows. A numbered change: every shard gets its part, empty ones too."""
+    ClearMoments: _aio.UnaryUnaryMultiCallable[_row_pb2.ClearMomentsRequest, _row_pb2.ClearMomentsResponse]  # type: ignore[assignment]
+    """Sets moments to zero. A numbered change: every shard gets its part, empty ones too."""
 
 class RowServiceServicer(metaclass=_abc_1.ABCMeta):
     """Rows with their optimizer state."""
@@ -90,5 +94,13 @@ class RowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_row_pb2.DeleteRowsResponse, _abc.Awaitable[_row_pb2.DeleteRowsResponse]]:
         """Deletes rows. A numbered change: every shard gets its part, empty ones too."""
+
+    @_abc_1.abstractmethod
+    def ClearMoments(
+        self,
+        request: _row_pb2.ClearMomentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_row_pb2.ClearMomentsResponse, _abc.Awaitable[_row_pb2.ClearMomentsResponse]]:
+        """Sets moments to zero. A numbered change: every shard gets its part, empty ones too."""
 
 def add_RowServiceServicer_to_server(servicer: RowServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -74,6 +74,27 @@ class RowPageModel(RowsModel):
     next_cursor: str | None = Field(description="cursor of the next page; null: this was the last")
 
 
+class ManyTablesModel(BaseModel):
+    """Rows of several tables, in the order asked for."""
+
+    tables: list[RowsModel]
+
+
+class DeletedRowModel(BaseModel):
+    """A row that was deleted."""
+
+    table: str
+    id: RowId
+    shard: int = Field(description="the shard that owns the id")
+    bucket: int = Field(description="the id's bucket, 0 to 4,095")
+
+
+class ChangedRowModel(DeletedRowModel):
+    """A row that was written; the answer's ETag names its new state."""
+
+    change_number: str = Field(description="the owner's change number (uint64) of this change")
+
+
 class MemoryModel(BaseModel):
     """Bytes over all shards; null while a shard does not answer."""
 

@@ -7,20 +7,22 @@ from collections.abc import Callable
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
+from shardam_proto.schema import MAX_DIM
 from shardam_server.admin import problems
 from shardam_server.admin.access import AccessLog
 from shardam_server.admin.answer_models import ProblemModel
 from shardam_server.admin.auth import Gate
 from shardam_server.admin.body_limit import BodyLimit
 from shardam_server.admin.context import AdminContext
-from shardam_server.admin.routes import cluster, health, page, rows, tables
+from shardam_server.admin.routes import cluster, health, page, row_writes, rows, tables
 
-DESCRIPTION = """Shows a shardam cluster: shards, tables, rows and their SparseAdam state.
+DESCRIPTION = """Shows a shardam cluster and changes its rows: shards, tables, rows and their SparseAdam state.
 
 Ids are strings in JSON. Numbers that JSON cannot write are the strings NaN, Infinity and -Infinity.
 Errors are application/problem+json with the same `reason` as over gRPC."""
 
 _BODY_BASE_BYTES = 2**20
+_BODY_BYTES_PER_ROW = MAX_DIM * 3 * 26  # a row of the largest dim with its moments, each a double with all its digits
 _BODY_BYTES_PER_ID = 256  # a wrong request with ten times too many ids is still read, so that the answer can name the limit
 
 
@@ -47,11 +49,12 @@ def create_app(context: AdminContext, *, token: str | None, host: str) -> FastAP
         },
     )
     app.state.context = context
-    for module in (cluster, tables, rows, health):
+    for module in (cluster, tables, rows, row_writes, health):
         app.include_router(module.router)
     page.install(app)
     problems.install(app)
-    app.add_middleware(BodyLimit, max_bytes=_BODY_BASE_BYTES + _BODY_BYTES_PER_ID * context.max_batch_ids)
+    largest = max(_BODY_BYTES_PER_ROW, _BODY_BYTES_PER_ID * context.max_batch_ids)
+    app.add_middleware(BodyLimit, max_bytes=_BODY_BASE_BYTES + largest)
     app.add_middleware(page.PagePolicy)
     app.add_middleware(Gate, token=token, host=host)
     app.add_middleware(AccessLog, metrics=context.metrics)

@@ -1,4 +1,6 @@
-"""Who may call: the token, the Host header against DNS rebinding, and paths that would be decoded into other paths."""
+"""Who may call: the token, the Host header against DNS rebinding, pages of other sites, and paths that would be decoded into
+other paths.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Paths that need neither a token nor a known host: an orchestrator probes them by address."""
 
 _CHALLENGES = ('Basic realm="shardam", charset="UTF-8"', 'Bearer realm="shardam"')
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -52,6 +55,11 @@ class Gate:
         if self._hosts is not None and _host_name(host) not in self._hosts:
             detail = f"Host {host[:80]!r} is not this server's; call it as localhost, 127.0.0.1 or the host of --host"
             return Problem(HTTP_ONLY_REASONS["BAD_HOST"], "BAD_HOST", detail)
+        if scope["method"] not in _SAFE_METHODS and _comes_from_another_site(headers):
+            # A browser sends a form of any page here, with the password that it knows.
+            origin = headers.get("origin", "")
+            detail = f"a page of another origin ({origin[:80]!r}) may not send {scope['method']}; call from this server's pages"
+            return Problem(HTTP_ONLY_REASONS["BAD_ORIGIN"], "BAD_ORIGIN", detail)
         if self._token is not None and not authorization_matches(headers.get("authorization", ""), self._token):
             detail = "the token is missing or wrong; send Authorization: Bearer TOKEN, or Basic with the token as the password"
             return problem_of(BadToken(detail))
@@ -59,6 +67,15 @@ class Gate:
             # Decoded before routing, "a%2Frows" would read the rows of table "a".
             return problem_of(BadOption("the path holds an encoded slash (%2F), which no name has; remove it"))
         return None
+
+
+def _comes_from_another_site(headers: Headers) -> bool:
+    """True: a browser says that the request comes from a page that this server has not sent; others say nothing."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != headers.get("host")
 
 
 def _host_name(host: str) -> str:

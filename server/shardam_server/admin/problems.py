@@ -25,9 +25,11 @@ HTTP_ONLY_REASONS: Mapping[str, int] = {
     "UNKNOWN_ROUTE": 404,
     "METHOD_NOT_ALLOWED": 405,
     "UNKNOWN_SHARD": 404,
+    "NOT_ACCEPTABLE": 406,
     "BAD_HOST": 403,
+    "BAD_ORIGIN": 403,
 }
-"""Reasons of what exists on HTTP alone (paths, methods, hosts), with their status; all others are in the one table."""
+"""Reasons of what exists on HTTP alone (paths, forms, hosts, ...), with their status; all others are in the one table."""
 
 _REASON_OF_STATUS = {404: "UNKNOWN_ROUTE", 405: "METHOD_NOT_ALLOWED", 413: "MESSAGE_TOO_LARGE"}
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from shardam_proto.schema import (
@@ -20,6 +30,19 @@ from shardam_proto.schema import (
 )
 from shardam_server.admin.row_ids import parse_row_ids
 
+MAX_TABLES = 1000
+"""Tables that one batchGet may name: each is a call to every shard that owns one of its ids."""
+
+MissingRule = Literal["init", "zero", "error"]
+MissingField = Annotated[
+    MissingRule,
+    Field(
+        description="a row that does not exist is answered with the weight that training would see (init), with zeros (zero), "
+        "or fails the request (error)"
+    ),
+]
+IncludeField = Annotated[Literal["optimizer"] | None, Field(description="optimizer: with exp_avg, exp_avg_sq and step")]
+
 RowIds = Annotated[
     list[object],
     WithJsonSchema(
@@ -31,6 +54,27 @@ RowIds = Annotated[
         }
     ),
 ]
+
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+"""A number that is neither NaN nor infinite, as 1e999 would be."""
+
+_SPELLED = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+def _unspell(value: object) -> object:
+    """Reads the strings that answers spell non-finite numbers with, so that the refusal is that of the value."""
+    return _SPELLED.get(value, value) if isinstance(value, str) else value
+
+
+StateFloat = Annotated[float, BeforeValidator(_unspell), WithJsonSchema({"type": "number"})]
+"""An element of a row's state as sent; whether it is finite is checked with the table's rules (row_writes.py)."""
+
+
+_UNKNOWN_MEMBER = "unknown_member"
+
+
+def _unknown_member(context: Mapping[str, object]) -> PydanticCustomError:
+    return PydanticCustomError(_UNKNOWN_MEMBER, "is unknown; known are {known}", dict(context))
 
 
 class RequestModel(BaseModel):
@@ -50,10 +94,10 @@ class RequestModel(BaseModel):
     @classmethod
     def _explain(cls, found: ErrorDetails) -> InitErrorDetails:
         kind: str | PydanticCustomError = found["type"]
-        if kind == "extra_forbidden" and len(found["loc"]) == 1:  # a nested model has explained its own
-            kind = PydanticCustomError(
-                "unknown_member", "is unknown; known are {known}", {"known": ", ".join(cls.model_fields)}
-            )
+        if kind == "extra_forbidden":
+            kind = _unknown_member({"known": ", ".join(cls.model_fields)})
+        elif kind == _UNKNOWN_MEMBER:  # a nested model has explained its own
+            kind = _unknown_member(found["ctx"])
         return InitErrorDetails(type=kind, loc=found["loc"], input=found["input"], ctx=found.get("ctx", {}))
 
 
@@ -61,23 +105,23 @@ class NormalModel(RequestModel):
     """Normally distributed initial weights."""
 
     kind: Literal["normal"]
-    mean: float = 0.0
-    std: float = 1.0
+    mean: FiniteFloat = 0.0
+    std: Annotated[FiniteFloat, Field(ge=0)] = 1.0
 
 
 class UniformModel(RequestModel):
     """Uniformly distributed initial weights over [low, high)."""
 
     kind: Literal["uniform"]
-    low: float
-    high: float
+    low: FiniteFloat
+    high: FiniteFloat
 
 
 class ConstantModel(RequestModel):
     """One initial weight for all elements."""
 
     kind: Literal["constant"]
-    value: float
+    value: FiniteFloat
 
 
 class XavierUniformModel(RequestModel):
@@ -149,9 +193,42 @@ class BatchGetRequest(RequestModel):
     """Rows to be read by id."""
 
     ids: RowIds
-    missing: Literal["init", "zero", "error"] = Field(
-        "init",
-        description="a row that does not exist is answered with the weight that training would see (init), with zeros (zero), "
-        "or fails the request (error)",
+    missing: MissingField = "init"
+    include: IncludeField = None
+
+
+class TableIdsModel(RequestModel):
+    """Rows of one table."""
+
+    table: str = Field(description="the table's name")
+    ids: RowIds
+
+
+class ManyTablesRequest(RequestModel):
+    """Rows of several tables to be read by id."""
+
+    tables: list[TableIdsModel] = Field(
+        min_length=1, max_length=MAX_TABLES, description="each table once; the limit of ids is that of all tables together"
     )
-    include: Literal["optimizer"] | None = Field(None, description="optimizer: with exp_avg, exp_avg_sq and step")
+    missing: MissingField = "init"
+    include: IncludeField = None
+
+
+MomentField = Annotated[
+    list[StateFloat] | None,
+    Field(description="null: an old row keeps its own, a new one gets zero; exp_avg_sq is not negative"),
+]
+
+
+class OptimizerStateModel(RequestModel):
+    """SparseAdam's moments of a row; its step is the table's and cannot be set."""
+
+    exp_avg: MomentField = None
+    exp_avg_sq: MomentField = None
+
+
+class PutRowRequest(RequestModel):
+    """What a row shall hold; numbers are rounded to float32."""
+
+    weight: list[StateFloat] = Field(description="one finite number per element")
+    optimizer: OptimizerStateModel | None = Field(None, description="null: an old row keeps its moments, a new one gets zero")

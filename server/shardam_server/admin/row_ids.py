@@ -53,12 +53,21 @@ def parse_row_ids(values: Sequence[object], limit: int) -> npt.NDArray[np.int64]
         TooManyIds: there are more than `limit`.
         WrongIdDtype: an item is neither an int64 string nor an exact integer.
     """
-    if len(values) > limit:
-        raise TooManyIds(
-            f"a request may name at most {limit} ids, got {len(values)}; split it into several requests",
-            metadata={"limit": str(limit), "num_ids": str(len(values))},
-        )
+    check_num_ids(len(values), limit)
     return np.fromiter((_parse_item(value) for value in values), dtype=np.int64, count=len(values))
+
+
+def check_num_ids(num_ids: int, limit: int) -> None:
+    """Refuses a request that names too many ids.
+
+    Raises:
+        TooManyIds: there are more than `limit`.
+    """
+    if num_ids > limit:
+        raise TooManyIds(
+            f"a request may name at most {limit} ids, got {num_ids}; split it into several requests",
+            metadata={"limit": str(limit), "num_ids": str(num_ids)},
+        )
 
 
 def _parse_item(value: object) -> int:

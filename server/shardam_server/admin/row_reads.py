@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,51 +24,87 @@ _CURSOR = re.compile(r"([0-9]{1,4}):([0-9]{1,20})", re.ASCII)
 _MAX_KEY = 2**64 - 1
 
 
-def read_rows(
-    calls: ShardCalls, table: common_pb2.TableInfo, row_ids: Int64s, include_optimizer: bool, request_id: int
-) -> tuple[Rows, dict[int, int]]:
-    """Reads rows by id from their owners, all or none.
+@dataclasses.dataclass(frozen=True)
+class RowQuery:
+    """Rows of one table to be read by id.
+
+    Attributes:
+        table: its id and dim.
+        row_ids: int64 [N], in any order, duplicates allowed.
+    """
+
+    table: common_pb2.TableInfo
+    row_ids: Int64s
+
+
+ReadResult = tuple[Rows, dict[int, int]]
+"""Rows in the order asked for, and the table's step on each shard that was asked."""
+
+
+def read_rows(calls: ShardCalls, query: RowQuery, include_optimizer: bool, request_id: int) -> ReadResult:
+    """Reads rows of one table; as read_tables."""
+    return read_tables(calls, [query], include_optimizer, request_id)[0]
+
+
+def read_tables(calls: ShardCalls, queries: Sequence[RowQuery], include_optimizer: bool, request_id: int) -> list[ReadResult]:
+    """Reads rows of several tables by id from their owners, all calls at once, all rows or none.
 
     Args:
         calls: reaches the shards.
-        table: its id and dim.
-        row_ids: int64 [N], in any order, duplicates allowed.
+        queries: the rows by table.
         include_optimizer: read exp_avg and exp_avg_sq, too.
         request_id: for the shards' logs.
 
     Returns:
-        The rows in the order of `row_ids`, and the table's step on each shard that was asked.
+        The rows and steps of each query. Each table's rows on one shard are of one moment.
 
     Raises:
         MessageTooLarge: the answer would have more than MAX_RESPONSE_VALUES values.
         ShardamError: a shard did not answer or refused; nothing is returned then.
     """
-    most = _max_rows(table.spec.dim, include_optimizer)
-    if len(row_ids) > most:
-        raise MessageTooLarge(
-            f"{len(row_ids)} rows of table {table.spec.name!r} (dim {table.spec.dim}) are more than one answer holds; "
-            f"ask for at most {most} at once",
-            metadata={"table": table.spec.name, "limit": str(most), "num_ids": str(len(row_ids))},
-        )
-    owners = calls.reader.formed().route_map.shards_of(row_ids)
-    positions = {int(shard): np.flatnonzero(owners == shard) for shard in np.unique(owners)}
-    requests = {
-        shard: row_pb2.ReadRowsRequest(
-            table_id=table.table_id,
-            include_optimizer=include_optimizer,
-            row_ids=row_ids[where].astype("<i8").tobytes(),
-        )
-        for shard, where in positions.items()
-    }
-    answers = calls.call_many(requests, lambda stubs: stubs.rows.ReadRows, request_id)
-    parts, order, steps = [no_rows(table.spec.dim, include_optimizer)], [np.empty(0, np.int64)], {}
-    for shard, answer in sorted(answers.items()):
+    _check_size(queries, include_optimizer)
+    route_map = calls.reader.formed().route_map
+    requests: list[tuple[int, row_pb2.ReadRowsRequest]] = []
+    places: list[tuple[int, Int64s]] = []  # of each request: its query, and the positions of its ids in it
+    for index, query in enumerate(queries):
+        owners = route_map.shards_of(query.row_ids)
+        for shard in np.unique(owners):
+            positions = np.flatnonzero(owners == shard)
+            row_ids = query.row_ids[positions].astype("<i8").tobytes()
+            request = row_pb2.ReadRowsRequest(
+                table_id=query.table.table_id, include_optimizer=include_optimizer, row_ids=row_ids
+            )
+            requests.append((int(shard), request))
+            places.append((index, positions))
+    answers = calls.call_each(requests, lambda stubs: stubs.rows.ReadRows, request_id)
+    parts = [[no_rows(query.table.spec.dim, include_optimizer)] for query in queries]
+    orders = [[np.empty(0, np.int64)] for _ in queries]
+    steps: list[dict[int, int]] = [{} for _ in queries]
+    for (index, positions), (shard, _), answer in zip(places, requests, answers, strict=True):
         if isinstance(answer, ShardamError):
             raise answer
-        parts.append(decode(answer.rows, shard, table.spec.dim, include_optimizer))
-        order.append(positions[shard])
-        steps[shard] = answer.table_step
-    return concatenate(parts).take(np.argsort(np.concatenate(order))), steps
+        parts[index].append(decode(answer.rows, answer.header, queries[index].table.spec.dim, include_optimizer))
+        orders[index].append(positions)
+        steps[index][shard] = answer.table_step
+    return [
+        (concatenate(part).take(np.argsort(np.concatenate(order))), step)
+        for part, order, step in zip(parts, orders, steps, strict=True)
+    ]
+
+
+def _check_size(queries: Sequence[RowQuery], include_optimizer: bool) -> None:
+    values = {query.table.spec.name: _num_values(query.table.spec.dim, include_optimizer) for query in queries}
+    if sum(len(query.row_ids) * values[query.table.spec.name] for query in queries) <= MAX_RESPONSE_VALUES:
+        return
+    widest = max(queries, key=lambda query: len(query.row_ids) * values[query.table.spec.name])
+    spec = widest.table.spec
+    most = MAX_RESPONSE_VALUES // values[spec.name]
+    others = "" if len(queries) == 1 else f", with {len(queries) - 1} other tables,"
+    raise MessageTooLarge(
+        f"{len(widest.row_ids)} rows of table {spec.name!r} (dim {spec.dim}){others} are more than one answer holds; "
+        f"ask for at most {most} of them at once" + ("" if len(queries) == 1 else ", or for fewer tables"),
+        metadata={"table": spec.name, "limit": str(most), "num_ids": str(len(widest.row_ids))},
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +170,7 @@ def scan_rows(
         ShardamError: a shard did not answer or refused.
     """
     num_shards = calls.reader.formed().route_map.num_shards
-    room = min(limit, _max_rows(table.spec.dim, include_optimizer))
+    room = min(limit, MAX_RESPONSE_VALUES // _num_values(table.spec.dim, include_optimizer))
     parts = [no_rows(table.spec.dim, include_optimizer)]
     steps: dict[int, int] = {}
     place: Cursor | None = start
@@ -142,7 +179,7 @@ def scan_rows(
             table_id=table.table_id, include_optimizer=include_optimizer, from_key=place.key, max_rows=room
         )
         answer = calls.call(place.shard, lambda stubs: stubs.rows.ScanRows, request, request_id)
-        part = decode(answer.rows, place.shard, table.spec.dim, include_optimizer)
+        part = decode(answer.rows, answer.header, table.spec.dim, include_optimizer)
         parts.append(part)
         room -= len(part.row_ids)
         steps[place.shard] = answer.table_step
@@ -153,5 +190,6 @@ def scan_rows(
     return Page(concatenate(parts), None if place is None else str(place), steps)
 
 
-def _max_rows(dim: int, include_optimizer: bool) -> int:
-    return MAX_RESPONSE_VALUES // (dim * (3 if include_optimizer else 1))
+def _num_values(dim: int, include_optimizer: bool) -> int:
+    """Returns float32 values of one row in an answer."""
+    return dim * (3 if include_optimizer else 1)

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardam_proto.routing import buckets_of
-from shardam_proto.v1 import row_pb2
+from shardam_proto.v1 import common_pb2, row_pb2
 from shardam_server.admin.encoding import Float32s, Json, float32_values
+from shardam_server.admin.etags import RowTag
 
 Int64s = npt.NDArray[np.int64]
 
@@ -23,6 +24,7 @@ class Rows:
         row_ids: int64 [N].
         found: bool [N]; a row that does not exist has its initial weight and zeros.
         shard: int64 [N], the owner.
+        incarnation: uint64 [N], the owner's process life.
         weight: float32 [N, dim].
         exp_avg: float32 [N, dim], or None if not asked for.
         exp_avg_sq: as exp_avg.
@@ -34,6 +36,7 @@ class Rows:
     row_ids: Int64s
     found: npt.NDArray[np.bool_]
     shard: Int64s
+    incarnation: npt.NDArray[np.uint64]
     weight: Float32s
     exp_avg: Float32s | None
     exp_avg_sq: Float32s | None
@@ -56,6 +59,7 @@ class Rows:
             row_ids=self.row_ids[order],
             found=self.found[order],
             shard=self.shard[order],
+            incarnation=self.incarnation[order],
             weight=self.weight[order],
             exp_avg=None if self.exp_avg is None else self.exp_avg[order],
             exp_avg_sq=None if self.exp_avg_sq is None else self.exp_avg_sq[order],
@@ -64,9 +68,9 @@ class Rows:
             change_number=self.change_number[order],
         )
 
-    def etag(self, index: int) -> str:
-        """Returns a row's change number as an entity tag, with the shard that counted it."""
-        return f'"{self.shard[index]}:{self.change_number[index]}"'
+    def tag(self, index: int) -> RowTag:
+        """Returns which state of a row this is."""
+        return RowTag(int(self.shard[index]), int(self.incarnation[index]), int(self.change_number[index]))
 
     def _row_to_json(self, index: int, bucket: int, finite: bool) -> Json:
         row: dict[str, Json] = {
@@ -88,12 +92,12 @@ class Rows:
         return row
 
 
-def decode(columns: row_pb2.RowColumns, shard: int, dim: int, include_optimizer: bool) -> Rows:
+def decode(columns: row_pb2.RowColumns, sender: common_pb2.ResponseHeader, dim: int, include_optimizer: bool) -> Rows:
     """Reads what a shard sent.
 
     Args:
         columns: the message.
-        shard: who sent it.
+        sender: who sent it.
         dim: elements of a row.
         include_optimizer: the moments were asked for.
     """
@@ -106,7 +110,8 @@ def decode(columns: row_pb2.RowColumns, shard: int, dim: int, include_optimizer:
     return Rows(
         row_ids=row_ids,
         found=np.frombuffer(columns.found, dtype=np.uint8).astype(np.bool_),
-        shard=np.full(num_rows, shard, dtype=np.int64),
+        shard=np.full(num_rows, sender.shard, dtype=np.int64),
+        incarnation=np.full(num_rows, sender.incarnation, dtype=np.uint64),
         weight=values(columns.weight),
         exp_avg=values(columns.exp_avg) if include_optimizer else None,
         exp_avg_sq=values(columns.exp_avg_sq) if include_optimizer else None,
@@ -118,7 +123,7 @@ def decode(columns: row_pb2.RowColumns, shard: int, dim: int, include_optimizer:
 
 def no_rows(dim: int, include_optimizer: bool) -> Rows:
     """Returns zero rows of a dim."""
-    return decode(row_pb2.RowColumns(), 0, dim, include_optimizer)
+    return decode(row_pb2.RowColumns(), common_pb2.ResponseHeader(), dim, include_optimizer)
 
 
 def concatenate(parts: Sequence[Rows]) -> Rows:
@@ -132,6 +137,7 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
         row_ids=np.concatenate([part.row_ids for part in parts]),
         found=np.concatenate([part.found for part in parts]),
         shard=np.concatenate([part.shard for part in parts]),
+        incarnation=np.concatenate([part.incarnation for part in parts]),
         weight=np.concatenate([part.weight for part in parts]),
         exp_avg=optional([part.exp_avg for part in parts]),
         exp_avg_sq=optional([part.exp_avg_sq for part in parts]),

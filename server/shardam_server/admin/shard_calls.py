@@ -1,13 +1,13 @@
 """Calls of shards over gRPC: one channel per registered address, many shards at once, one more try after a refresh.
 
-Every call here may be repeated safely: reads, and the creation of tables.
+Every call here may be repeated safely: reads, the creation of tables, and numbered changes (row_changes.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import grpc
@@ -17,6 +17,7 @@ from shardam_proto.errors import ShardamError, ShardNotReady, ShardUnreachable
 from shardam_proto.limits import PROTOCOL_VERSION
 from shardam_proto.registry import ClusterView, ShardEntry
 from shardam_proto.v1 import common_pb2
+from shardam_proto.v1.embedding_pb2_grpc import EmbeddingServiceStub
 from shardam_proto.v1.row_pb2_grpc import RowServiceStub
 from shardam_proto.v1.shard_pb2_grpc import ShardServiceStub
 from shardam_proto.v1.table_pb2_grpc import TableServiceStub
@@ -46,6 +47,7 @@ class Stubs:
     Attributes:
         entry: the process as registered; another address or incarnation gets another channel.
         channel: the channel that the stubs use.
+        embedding: clients and their numbers.
         rows: rows.
         tables: tables.
         shard: status and metrics.
@@ -53,6 +55,7 @@ class Stubs:
 
     entry: ShardEntry
     channel: grpc.Channel
+    embedding: EmbeddingServiceStub
     rows: RowServiceStub
     tables: TableServiceStub
     shard: ShardServiceStub
@@ -98,7 +101,7 @@ class ShardCalls:
         """Calls several shards at once and waits for all of them.
 
         Args:
-            requests: request by shard index; their headers are filled in here.
+            requests: request by shard index; see call_each for their headers.
             select: picks the stub method.
             request_id: travels in the header, so that the shards' logs name it.
             timeout_s: deadline of each call; None: the one given to the constructor.
@@ -110,18 +113,44 @@ class ShardCalls:
             ShardNotReady: the cluster has not formed yet.
             RedisUnreachable: nothing is known of the cluster.
         """
+        outcomes = self.call_each(list(requests.items()), select, request_id, timeout_s)
+        return dict(zip(requests, outcomes, strict=True))
+
+    def call_each(
+        self,
+        requests: Sequence[tuple[int, Request]],
+        select: Select[Request, Response],
+        request_id: int,
+        timeout_s: float | None = None,
+    ) -> list[Response | ShardamError]:
+        """Makes any number of calls at once, several to one shard too, and waits for all of them.
+
+        Args:
+            requests: shard index and request. Protocol version, cluster, epoch and request id are put into their headers here;
+                what else stands in them (client, number, incarnation) stays.
+            select: as call_many.
+            request_id: as call_many.
+            timeout_s: as call_many.
+
+        Returns:
+            The answers or errors in the order of the requests.
+
+        Raises:
+            ShardNotReady, RedisUnreachable: as call_many.
+        """
         deadline_s = self.timeout_s if timeout_s is None else timeout_s
         started = self.reader.now()
         formed = self.reader.formed()
         outcomes = self._attempt(formed, requests, select, request_id, deadline_s)
-        stale = [shard for shard, outcome in outcomes.items() if _is_stale(outcome)]
+        stale = [place for place, outcome in enumerate(outcomes) if _is_stale(outcome)]
         if stale:
             view = self.reader.refresh(started)
-            moved = [shard for shard in stale if _differs(formed, view, shard)]
+            moved = [place for place in stale if _differs(formed, view, requests[place][0])]
             if moved:
-                again = {shard: requests[shard] for shard in moved}
+                again = [requests[place] for place in moved]
                 second = self._attempt(self.reader.require_formed(view), again, select, request_id, deadline_s)
-                outcomes.update(second)
+                for place, outcome in zip(moved, second, strict=True):
+                    outcomes[place] = outcome
         return outcomes
 
     def close(self) -> None:
@@ -134,32 +163,34 @@ class ShardCalls:
     def _attempt(
         self,
         formed: Formed,
-        requests: Mapping[int, Request],
+        requests: Sequence[tuple[int, Request]],
         select: Select[Request, Response],
         request_id: int,
         timeout_s: float,
-    ) -> dict[int, Response | ShardamError]:
-        outcomes: dict[int, Response | ShardamError] = {}
-        futures = {}
-        for shard, request in requests.items():
+    ) -> list[Response | ShardamError]:
+        calls: list[tuple[int, grpc.Future[Response] | None]] = []
+        for shard, request in requests:
             entry = formed.shards.get(shard)
             if entry is None:
-                outcomes[shard] = _not_registered(self.reader.cluster, shard)
+                calls.append((shard, None))
                 continue
-            request.header.CopyFrom(self._header(formed, request_id))
+            request.header.MergeFrom(self._header(formed, request_id))
             method = select(self._stubs_of(entry))
-            futures[shard] = method.future(request, timeout=timeout_s, metadata=token_metadata(self._token))
-        for shard, future in futures.items():
+            calls.append((shard, method.future(request, timeout=timeout_s, metadata=token_metadata(self._token))))
+        outcomes: list[Response | ShardamError] = []
+        for shard, future in calls:
+            if future is None:
+                outcomes.append(_not_registered(self.reader.cluster, shard))
+                continue
+            peer = f"shard {shard} at {formed.shards[shard].address}"
             try:
-                outcomes[shard] = future.result()
+                outcomes.append(future.result())
             except grpc.RpcError as error:
-                outcomes[shard] = translate(error, f"shard {shard} at {formed.shards[shard].address}")
+                outcomes.append(translate(error, peer))
             except grpc.FutureCancelledError as error:  # grpc's word for a call that the shard or close() ended
-                outcomes[shard] = ShardUnreachable(
-                    f"shard {shard} at {formed.shards[shard].address} ended the call ({error}); send it again",
-                    metadata={"shard": str(shard)},
-                )
-        return {shard: outcomes[shard] for shard in requests}
+                message = f"{peer} ended the call ({error}); send it again"
+                outcomes.append(ShardUnreachable(message, metadata={"shard": str(shard)}))
+        return outcomes
 
     def _header(self, formed: Formed, request_id: int) -> common_pb2.RequestHeader:
         return common_pb2.RequestHeader(
@@ -176,7 +207,14 @@ class ShardCalls:
                 return known
             # The former channel is dropped, not closed: calls of other threads may still use it.
             channel = open_channel(entry.address)
-            stubs = Stubs(entry, channel, RowServiceStub(channel), TableServiceStub(channel), ShardServiceStub(channel))
+            stubs = Stubs(
+                entry,
+                channel,
+                EmbeddingServiceStub(channel),
+                RowServiceStub(channel),
+                TableServiceStub(channel),
+                ShardServiceStub(channel),
+            )
             self._stubs[entry.index] = stubs
             return stubs
 

@@ -154,20 +154,29 @@ def find_table(calls: ShardCalls, name: str, request_id: int) -> ClusterTable:
     raise unknown_table(name)
 
 
-def find_info(calls: ShardCalls, name: str, shard: int, request_id: int) -> common_pb2.TableInfo:
-    """Returns one table as one shard sees it: its id and dim are the same on all.
+def find_infos(calls: ShardCalls, names: Sequence[str], shard: int, request_id: int) -> list[common_pb2.TableInfo]:
+    """Returns tables as one shard sees them: their ids and dims are the same on all.
+
+    Args:
+        calls: reaches the shards.
+        names: names of tables, at least one.
+        shard: the shard to ask.
+        request_id: for the shard's log.
 
     Raises:
-        BadOption: the name is outside the alphabet, so no table can have it.
-        UnknownTable: the shard does not have it.
+        BadOption: a name is outside the alphabet, so no table can have it.
+        UnknownTable: the shard does not have a table.
         ShardamError: the shard did not answer.
     """
-    check_name(name)
-    request = table_pb2.ListTablesRequest(names=[name])
-    answer = calls.call(shard, lambda stubs: stubs.tables.ListTables, request, request_id)
-    for info in answer.tables:
-        return info
-    raise unknown_table(name)
+    for name in names:
+        check_name(name)
+    request = table_pb2.ListTablesRequest(names=names)
+    return list(calls.call(shard, lambda stubs: stubs.tables.ListTables, request, request_id).tables)
+
+
+def find_info(calls: ShardCalls, name: str, shard: int, request_id: int) -> common_pb2.TableInfo:
+    """Returns one table as one shard sees it; as find_infos."""
+    return find_infos(calls, [name], shard, request_id)[0]
 
 
 def unknown_table(name: str) -> UnknownTable:

@@ -18,11 +18,13 @@ class Outcome:
 
     Attributes:
         steps: table id -> its step after the change, for the tables that stepped.
-        num_rows: rows written or deleted, for row changes.
+        num_rows: rows written, deleted or cleared, for row changes.
+        change_number: the shard's change number of the change, for row changes.
     """
 
     steps: dict[int, int] = dataclasses.field(default_factory=dict)
     num_rows: int = 0
+    change_number: int = 0
 
 
 @dataclasses.dataclass

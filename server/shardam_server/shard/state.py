@@ -8,7 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from shardam_proto.errors import RowLimit, SchemaMismatch, UnknownTable
 from shardam_server.shard.clients import Clients, Outcome
+from shardam_server.shard.conditions import RowCondition, check_condition
 from shardam_server.shard.table import GradientSection, Int64s, RowWrite, Table
+
+NO_CONDITION = RowCondition()
+"""Nothing is asked of the rows that a change names."""
 
 
 class ShardState:
@@ -115,25 +119,42 @@ class ShardState:
                 table.step += 1
         return Outcome(steps={table.table_id: table.step for table in tables})
 
-    def assign(self, table: Table, write: RowWrite) -> Outcome:
+    def assign(self, table: Table, write: RowWrite, condition: RowCondition = NO_CONDITION) -> Outcome:
         """Writes rows.
 
         Raises:
-            ShardamError: a value or limit is refused; nothing has changed.
+            ShardamError: a value or limit is refused, or the condition does not hold; nothing has changed.
         """
         table.check_write(write)
         with self._write_locks([table]):
+            check_condition(table, write.row_ids, condition)
             num_new = table.count_new(write.row_ids)
             self._check_room([(table, num_new)])
             table.reserve(num_new)
             self.change_number += 1
-            return Outcome(num_rows=table.assign(write, self.change_number))
+            return Outcome(num_rows=table.assign(write, self.change_number), change_number=self.change_number)
 
-    def delete(self, table: Table, row_ids: Int64s) -> Outcome:
-        """Deletes rows; ids without a row are passed over."""
+    def delete(self, table: Table, row_ids: Int64s, condition: RowCondition = NO_CONDITION) -> Outcome:
+        """Deletes rows; ids without a row are passed over.
+
+        Raises:
+            EtagMismatch: the condition does not hold; nothing has changed.
+        """
         with self._write_locks([table]):
+            check_condition(table, row_ids, condition)
             self.change_number += 1
-            return Outcome(num_rows=table.delete(row_ids))
+            return Outcome(num_rows=table.delete(row_ids), change_number=self.change_number)
+
+    def clear_moments(self, table: Table, row_ids: Int64s, condition: RowCondition = NO_CONDITION) -> Outcome:
+        """Sets rows' moments to zero; ids without a row are passed over.
+
+        Raises:
+            EtagMismatch: the condition does not hold; nothing has changed.
+        """
+        with self._write_locks([table]):
+            check_condition(table, row_ids, condition)
+            self.change_number += 1
+            return Outcome(num_rows=table.clear_moments(row_ids, self.change_number), change_number=self.change_number)
 
     def _check_room(self, new_rows: Sequence[tuple[Table, int]]) -> None:
         for table, num_new in new_rows:

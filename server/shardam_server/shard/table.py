@@ -247,6 +247,14 @@ class Table:
         """Deletes rows and returns how many existed. A deleted row that comes back starts anew."""
         return self.storage.delete(row_ids)
 
+    def clear_moments(self, row_ids: Int64s, change_number: int) -> int:
+        """Sets the moments of rows that exist to zero and returns how many; weights and steps stay."""
+        existing = np.unique(row_ids[self.storage.lookup(row_ids) >= 0])
+        zeros = np.zeros((existing.size, self.spec.dim), np.float32)
+        self.storage.write(existing, {"exp_avg": zeros, "exp_avg_sq": zeros})
+        self.storage.mark(existing, change_number=change_number, touched_step=None)
+        return existing.size
+
     # -- reads; the caller holds the lock for reading
 
     def gather(self, row_ids: Int64s) -> Float32s:

@@ -124,6 +124,9 @@ class _Rows(row_pb2_grpc.RowServiceServicer):
     def DeleteRows(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
 
+    def ClearMoments(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+
 
 class _Tables(table_pb2_grpc.TableServiceServicer):
     def __init__(self, shard: FakeShard) -> None:

@@ -37,11 +37,11 @@ Fault = ShardamError | str
 
 @dataclasses.dataclass
 class ScriptedShard:
-    """One shard; `faults` are used up one per call of Push, AssignRows, DeleteRows, CloseNumber or Pull.
+    """One shard; `faults` are used up one per call of Push, a row change, CloseNumber or Pull.
 
     Attributes:
         seen: (method, number, row ids) of each such call.
-        closed: (number, how it ended: "push", "assign", "delete", "skip" or "void", tables).
+        closed: (number, how it ended: "push", "assign", "delete", "clear", "skip" or "void", tables).
     """
 
     index: int
@@ -96,7 +96,8 @@ class ScriptedShard:
             self.lineage, self.last = lineage, 0
 
 
-_Change = embedding_pb2.PushRequest | embedding_pb2.CloseNumberRequest | row_pb2.AssignRowsRequest | row_pb2.DeleteRowsRequest
+_RowChange = row_pb2.AssignRowsRequest | row_pb2.DeleteRowsRequest | row_pb2.ClearMomentsRequest
+_Change = embedding_pb2.PushRequest | embedding_pb2.CloseNumberRequest | _RowChange
 _Context = grpc.ServicerContext
 
 
@@ -155,10 +156,14 @@ class _Rows(row_pb2_grpc.RowServiceServicer):
         repeated = self.shard.change("delete", request, request.row_ids, ("delete", []), context)
         return row_pb2.DeleteRowsResponse(header=self.shard.header(), num_deleted=1, repeated_number=repeated)
 
+    def ClearMoments(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        repeated = self.shard.change("clear", request, request.row_ids, ("clear", []), context)
+        return row_pb2.ClearMomentsResponse(header=self.shard.header(), num_cleared=1, repeated_number=repeated)
+
 
 @contextlib.contextmanager
-def scripted_session(count: int, shard_timeout_s: float = 20.0) -> Iterator[tuple[Session, list[ScriptedShard]]]:
-    """Starts scripted shards and opens a client on them. There is no Redis behind it: addresses stay as they are."""
+def scripted_cluster(count: int) -> Iterator[tuple[ClusterView, list[ScriptedShard]]]:
+    """Starts scripted shards and yields the view of them that Redis would give."""
     shards = [ScriptedShard(index) for index in range(count)]
     servers, entries = [], {}
     for shard in shards:
@@ -169,15 +174,21 @@ def scripted_session(count: int, shard_timeout_s: float = 20.0) -> Iterator[tupl
         server.start()
         servers.append(server)
         entries[shard.index] = ShardEntry(shard.index, address, address, 11, 21, "cpu", 1, ready=True)
-    view = ClusterView(ClusterEntry(CLUSTER_ID, count, seed=0), RouteMap(epoch=1, num_shards=count), entries)
-    nowhere = "redis://127.0.0.1:1/0"
-    session = Session(SessionOptions(nowhere, "scripted", None, shard_timeout_s), connect_redis(nowhere), Keys("scripted"))
     try:
+        yield ClusterView(ClusterEntry(CLUSTER_ID, count, seed=0), RouteMap(epoch=1, num_shards=count), entries), shards
+    finally:
+        for server in servers:
+            server.stop(None).wait()
+
+
+@contextlib.contextmanager
+def scripted_session(count: int, shard_timeout_s: float = 20.0) -> Iterator[tuple[Session, list[ScriptedShard]]]:
+    """Starts scripted shards and opens a client on them. There is no Redis behind it: addresses stay as they are."""
+    nowhere = "redis://127.0.0.1:1/0"
+    with scripted_cluster(count) as (view, shards):
+        session = Session(SessionOptions(nowhere, "scripted", None, shard_timeout_s), connect_redis(nowhere), Keys("scripted"))
         session.start(view, Deadline(shard_timeout_s))
         try:
             yield session, shards
         finally:
             session.close()
-    finally:
-        for server in servers:
-            server.stop(None).wait()

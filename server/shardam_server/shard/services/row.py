@@ -12,9 +12,12 @@ from shardam_proto.errors import BadOption
 from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_SCAN_ROWS
 from shardam_proto.v1 import common_pb2, row_pb2, row_pb2_grpc
 from shardam_server.shard.clients import Outcome
+from shardam_server.shard.conditions import RowCondition
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.services.decoding import FLOAT_BYTES, check_owned, decode_ids, decode_rows, encode
-from shardam_server.shard.table import RowBatch, RowWrite
+from shardam_server.shard.table import Int64s, RowBatch, RowWrite, Table
+
+RowChangeRequest = row_pb2.AssignRowsRequest | row_pb2.DeleteRowsRequest | row_pb2.ClearMomentsRequest
 
 ROW_OVERHEAD_BYTES = 64
 """Bytes of a row's id, flags and counters in a page, rounded up."""
@@ -88,6 +91,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
             header=self._shard.header(request.header, request.header.number),
             num_assigned=outcome.num_rows,
             repeated_number=repeated,
+            change_number=outcome.change_number,
         )
 
     def _assign(self, request: row_pb2.AssignRowsRequest) -> Outcome:
@@ -102,7 +106,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
             decode_rows(request.exp_avg_sq, num_rows, dim, "exp_avg_sq") if request.HasField("exp_avg_sq") else None,
             request.if_absent,
         )
-        return self._shard.state.assign(table, write)
+        return self._shard.state.assign(table, write, decode_condition(request.condition))
 
     async def DeleteRows(  # noqa: N802 - the service's name
         self,
@@ -116,18 +120,40 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
             header=self._shard.header(request.header, request.header.number),
             num_deleted=outcome.num_rows,
             repeated_number=repeated,
+            change_number=outcome.change_number,
         )
 
     def _delete(self, request: row_pb2.DeleteRowsRequest) -> Outcome:
+        table, row_ids = self._named_rows(request)
+        return self._shard.state.delete(table, row_ids, decode_condition(request.condition))
+
+    async def ClearMoments(  # noqa: N802 - the service's name
+        self,
+        request: row_pb2.ClearMomentsRequest,
+        context: grpc.aio.ServicerContext[row_pb2.ClearMomentsRequest, row_pb2.ClearMomentsResponse],
+    ) -> row_pb2.ClearMomentsResponse:
+        """Sets moments to zero."""
+        self._shard.check_serving(request.header)
+        outcome, repeated = await self._run_number(request, lambda: self._clear_moments(request))
+        return row_pb2.ClearMomentsResponse(
+            header=self._shard.header(request.header, request.header.number),
+            num_cleared=outcome.num_rows,
+            repeated_number=repeated,
+            change_number=outcome.change_number,
+        )
+
+    def _clear_moments(self, request: row_pb2.ClearMomentsRequest) -> Outcome:
+        table, row_ids = self._named_rows(request)
+        return self._shard.state.clear_moments(table, row_ids, decode_condition(request.condition))
+
+    def _named_rows(self, request: row_pb2.DeleteRowsRequest | row_pb2.ClearMomentsRequest) -> tuple[Table, Int64s]:
         table = self._shard.state.table(request.table_id)
         row_ids = decode_ids(request.row_ids)
         table.check_ids(row_ids)
         check_owned(self._shard.identity, table, row_ids)
-        return self._shard.state.delete(table, row_ids)
+        return table, row_ids
 
-    async def _run_number(
-        self, request: row_pb2.AssignRowsRequest | row_pb2.DeleteRowsRequest, apply: Callable[[], Outcome]
-    ) -> tuple[Outcome, bool]:
+    async def _run_number(self, request: RowChangeRequest, apply: Callable[[], Outcome]) -> tuple[Outcome, bool]:
         """Runs a row change as the client's number; its content is everything but the header."""
         shard, header = self._shard, request.header
 
@@ -139,6 +165,17 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
             return shard.state.clients.run_number(header.client_id, header.number, digest, apply)
 
         return await shard.sequencer.change(run)
+
+
+def decode_condition(message: row_pb2.RowCondition) -> RowCondition:
+    """Converts what a change asks of its rows; an absent message asks nothing."""
+    match message.WhichOneof("condition"):
+        case "change_number":
+            return RowCondition(change_number=message.change_number)
+        case "exists":
+            return RowCondition(exists=message.exists)
+        case _:
+            return RowCondition()
 
 
 def _columns(batch: RowBatch) -> row_pb2.RowColumns:

@@ -121,7 +121,9 @@ def test_openapi_names_every_route(client: TestClient) -> None:
         "/v1/tables/{table}",
         "/v1/tables/{table}/rows",
         "/v1/tables/{table}/rows/{row_id}",
+        "/v1/tables/{table}/rows/{row_id}:clearMoments",
         "/v1/tables/{table}/rows:batchGet",
+        "/v1/rows:batchGet",
         "/healthz",
         "/readyz",
         "/metrics",
@@ -240,6 +242,7 @@ def test_a_table_is_created_from_its_schema(client: TestClient, shards: FakeClus
         ({"name": "t", "dim": 4, "amsgrad": True}, "amsgrad"),
         ({"name": "t", "dim": 4, "init": {"kind": "orthogonal"}}, "init"),
         ({"name": "t", "dim": 4, "init": {"kind": "normal", "std": "NaN"}}, "init.normal.std"),
+        ({"name": "t", "dim": 4, "init": {"kind": "constant", "value": 1, "std": 1}}, "init.constant.std"),
         ({"name": "t", "dim": 4, "step": "epoch"}, "step"),
         ({"dim": 4}, "name"),
     ],
@@ -250,6 +253,16 @@ def test_a_schema_of_the_wrong_form_is_422_with_the_field(
     response = client.post("/v1/tables", json=body)
     assert is_problem(response, 422, "BAD_OPTION")
     assert [error["field"] for error in response.json()["errors"]] == [field]
+    assert not shards.shards[0].tables
+
+
+@pytest.mark.case("C125")
+@pytest.mark.parametrize("value", ['"NaN"', "NaN", "1e999", "-1", '"Infinity"', "-Infinity"])
+def test_a_number_out_of_range_in_a_schema_is_422_with_the_field(client: TestClient, shards: FakeCluster, value: str) -> None:
+    body = '{"name": "t", "dim": 4, "init": {"kind": "normal", "std": ' + value + "}}"
+    response = client.post("/v1/tables", content=body, headers={"content-type": "application/json"})
+    assert is_problem(response, 422, "BAD_OPTION")
+    assert [error["field"] for error in response.json()["errors"]] == ["init.normal.std"]
     assert not shards.shards[0].tables
 
 

@@ -22,6 +22,28 @@ def guarded(open_admin, shards: FakeCluster) -> TestClient:  # type: ignore[no-u
 
 
 @pytest.mark.case("C132")
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 404),
+        ({"origin": "http://127.0.0.1:8080"}, 404),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin", "origin": "https://proxy.example"}, 404),
+        ({"sec-fetch-site": "none"}, 404),
+    ],
+)
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_a_page_of_another_site_changes_nothing(client: TestClient, method: str, headers: dict[str, str], status: int) -> None:
+    response = client.request(method, "/v1/nothing", headers=headers)
+    assert response.status_code == status
+    assert response.json()["reason"] == {403: "BAD_ORIGIN", 404: "UNKNOWN_ROUTE"}[status]
+    assert client.get("/v1/cluster", headers=headers).status_code == 200  # what is read reaches no other site
+
+
 @pytest.mark.parametrize("path", ["/", "/v1/cluster", "/docs", "/openapi.json", "/metrics", "/page/main.js", "/v1/nothing"])
 def test_every_route_but_health_needs_the_token(guarded: TestClient, path: str) -> None:
     response = guarded.get(path)

@@ -1,0 +1,177 @@
+"""Writing, deleting and clearing one row: checks what the request says and builds each shard's part."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardam_proto.errors import IdOutOfRange, NonFiniteState, UnknownRow, WrongShape
+from shardam_proto.routing import buckets_of
+from shardam_proto.v1 import common_pb2, row_pb2
+from shardam_server.admin.encoding import Float32s
+from shardam_server.admin.etags import Precondition, RowTag
+from shardam_server.admin.row_changes import RowChange, run_change
+from shardam_server.admin.shard_calls import ShardCalls
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPlace:
+    """A row and where it belongs.
+
+    Attributes:
+        table: its table.
+        row_id: its id.
+        shard: its owner.
+        bucket: its bucket.
+        num_shards: shards of the cluster; each takes a part of every change.
+    """
+
+    table: common_pb2.TableInfo
+    row_id: int
+    shard: int
+    bucket: int
+    num_shards: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RowValues:
+    """What a row shall hold.
+
+    Attributes:
+        weight: float32 [dim].
+        exp_avg: float32 [dim], or None: an old row keeps its own, a new one gets zero.
+        exp_avg_sq: as exp_avg.
+    """
+
+    weight: Float32s
+    exp_avg: Float32s | None = None
+    exp_avg_sq: Float32s | None = None
+
+
+def place_of(calls: ShardCalls, table: common_pb2.TableInfo, row_id: int) -> RowPlace:
+    """Finds a row's owner.
+
+    Raises:
+        IdOutOfRange: the table is bounded and has no such id.
+    """
+    spec = table.spec
+    if spec.HasField("num_embeddings") and not 0 <= row_id < spec.num_embeddings:
+        raise IdOutOfRange(
+            f"table {spec.name!r} has num_embeddings={spec.num_embeddings}, so ids are 0 to {spec.num_embeddings - 1}; "
+            f"got {row_id}",
+            metadata={"table": spec.name, "row_id": str(row_id), "num_embeddings": str(spec.num_embeddings)},
+        )
+    row_ids = np.array([row_id], np.int64)
+    route_map = calls.reader.formed().route_map
+    return RowPlace(table, row_id, int(route_map.shards_of(row_ids)[0]), int(buckets_of(row_ids)[0]), route_map.num_shards)
+
+
+def as_column(values: Sequence[float], name: str, place: RowPlace) -> Float32s:
+    """Checks one component of a row and rounds it to float32, to nearest even.
+
+    Args:
+        values: one number per element.
+        name: the component: weight, exp_avg or exp_avg_sq.
+        place: the row.
+
+    Returns:
+        float32 [dim].
+
+    Raises:
+        WrongShape: not as many values as the table has dim.
+        NonFiniteState: a value is not finite as float32, or exp_avg_sq is negative.
+    """
+    spec = place.table.spec
+    if len(values) != spec.dim:
+        raise WrongShape(
+            f"{name} has {len(values)} values, table {spec.name!r} has dim {spec.dim}; send one value per element",
+            metadata={"table": spec.name, "column": name, "num_values": str(len(values)), "dim": str(spec.dim)},
+        )
+    with np.errstate(over="ignore"):
+        column = np.array(values, np.float64).astype(np.float32)
+    bad = ~np.isfinite(column)
+    rule = "finite as float32"
+    if name == "exp_avg_sq":
+        bad |= column < 0
+        rule += " and not negative"
+    if bad.any():
+        position = int(np.flatnonzero(bad)[0])
+        raise NonFiniteState(
+            f"table {spec.name!r}: {name} must be {rule}; of row {place.row_id} its element {position} is {values[position]}; "
+            "the row was not changed",
+            metadata={"table": spec.name, "row_id": str(place.row_id), "column": name, "position": str(position)},
+        )
+    return column
+
+
+def put_row(calls: ShardCalls, place: RowPlace, values: RowValues, precondition: Precondition, request_id: int) -> RowTag:
+    """Writes a row, creating it if it does not exist, and returns the tag of its new state.
+
+    Raises:
+        EtagMismatch: the precondition does not hold; nothing has changed.
+        ShardamError: as run_change.
+    """
+    parts = {shard: row_pb2.AssignRowsRequest(table_id=place.table.table_id) for shard in range(place.num_shards)}
+    part = parts[place.shard]
+    part.row_ids = _id_bytes(place)
+    part.condition.CopyFrom(precondition.to_proto())
+    part.weight = _column_bytes(values.weight)
+    if values.exp_avg is not None:
+        part.exp_avg = _column_bytes(values.exp_avg)
+    if values.exp_avg_sq is not None:
+        part.exp_avg_sq = _column_bytes(values.exp_avg_sq)
+    change = RowChange(place.shard, lambda stubs: stubs.rows.AssignRows, parts, precondition)
+    answer, incarnation = run_change(calls, change, request_id)
+    return RowTag(place.shard, incarnation, answer.change_number)
+
+
+def delete_row(calls: ShardCalls, place: RowPlace, precondition: Precondition, request_id: int) -> None:
+    """Deletes a row; one that comes back starts anew.
+
+    Raises:
+        UnknownRow: there was no such row.
+        EtagMismatch: the precondition does not hold; nothing has changed.
+        ShardamError: as run_change.
+    """
+    parts = {shard: row_pb2.DeleteRowsRequest(table_id=place.table.table_id) for shard in range(place.num_shards)}
+    parts[place.shard].row_ids = _id_bytes(place)
+    parts[place.shard].condition.CopyFrom(precondition.to_proto())
+    change = RowChange(place.shard, lambda stubs: stubs.rows.DeleteRows, parts, precondition)
+    answer, _ = run_change(calls, change, request_id)
+    if not answer.num_deleted:
+        raise _no_row(place, "nothing was deleted")
+
+
+def clear_moments(calls: ShardCalls, place: RowPlace, precondition: Precondition, request_id: int) -> RowTag:
+    """Sets a row's moments to zero, keeping weight and step, and returns the tag of its new state.
+
+    Raises:
+        UnknownRow: there is no such row.
+        EtagMismatch: the precondition does not hold; nothing has changed.
+        ShardamError: as run_change.
+    """
+    parts = {shard: row_pb2.ClearMomentsRequest(table_id=place.table.table_id) for shard in range(place.num_shards)}
+    parts[place.shard].row_ids = _id_bytes(place)
+    parts[place.shard].condition.CopyFrom(precondition.to_proto())
+    change = RowChange(place.shard, lambda stubs: stubs.rows.ClearMoments, parts, precondition)
+    answer, incarnation = run_change(calls, change, request_id)
+    if not answer.num_cleared:
+        raise _no_row(place, "its moments are zero as long as it does not exist")
+    return RowTag(place.shard, incarnation, answer.change_number)
+
+
+def _id_bytes(place: RowPlace) -> bytes:
+    return np.array([place.row_id], "<i8").tobytes()
+
+
+def _column_bytes(column: Float32s) -> bytes:
+    return column.astype("<f4").tobytes()
+
+
+def _no_row(place: RowPlace, consequence: str) -> UnknownRow:
+    return UnknownRow(
+        f"row {place.row_id} of table {place.table.spec.name!r} does not exist; {consequence}",
+        metadata={"table": place.table.spec.name, "row_id": str(place.row_id)},
+    )
