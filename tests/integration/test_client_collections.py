@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import itertools
 import re
+import runpy
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ from torch import nn
 import shardam
 from shardam import Embedding, EmbeddingBag, EmbeddingCollection, LocalCluster, SparseAdam
 from shardam.errors import BadOption, IdOutOfRange, WrongShape
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 _names = (f"collection_{index}" for index in itertools.count())
 
@@ -241,6 +245,15 @@ def test_what_does_not_fit_the_collection_is_refused_with_what_does(cluster: Loc
     with pytest.raises(BadOption, match="no SparseAdam has it"):
         collection({"items": one, "genres": bags})
     assert messages(cluster)[0] == pulls
+
+
+def test_the_example_trains_and_prints_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "collection.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", printed)]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+    assert "{'genres': 100, 'items': 1000, 'users': 1000}" in printed
 
 
 def test_a_collection_copies_compiles_and_prints_as_a_module(cluster: LocalCluster) -> None:
