@@ -10,8 +10,8 @@ import torch
 
 from shardam._arrays import Float32s, Int64s
 from shardam._gradient import KeptRows, PulledRows, TableGradient
-from shardam._module import CompactRows, Use, place_of
 from shardam._reads import read_weights
+from shardam._uses import CompactRows, Use, place_of
 from shardam.cluster import Cluster
 
 

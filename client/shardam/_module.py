@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NoReturn, Self
 
-import numpy as np
 import torch
 from torch import nn
 
-from shardam._arrays import Int64s, Values, as_flat_row_ids, as_row_ids, check_bounds, some
+from shardam._arrays import Int64s, Values, as_row_ids, check_bounds
 from shardam._gradient import TableGradient, gradient_of
+from shardam._uses import CompactRows, Use
 from shardam.cluster import Cluster
 from shardam.table import Table
-from shardam_proto.errors import BadOption, WrongShape
+from shardam_proto.errors import BadOption
 from shardam_proto.schema import DtypeName, TableSpec
 
 _NEUTRAL: Mapping[str, tuple[object, str]] = {
@@ -42,57 +42,45 @@ class Output:
     dtype: torch.dtype
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Bags:
-    """How the ids of a forward are grouped, checked.
+class Parameterless(nn.Module):
+    """A module whose rows live elsewhere: refuses what torch would do to its parameters, and would do to none here."""
 
-    Attributes:
-        offsets: int64 [B], or [B + 1] where the module includes the last one.
-        weights: one float32 weight for each id, or None.
-    """
+    def _who(self) -> str:
+        """Names the module in messages."""
+        raise NotImplementedError
 
-    offsets: Int64s
-    weights: torch.Tensor | None
+    def freeze(self) -> Self:
+        """Stops training through this module, and returns it; other modules of the same tables go on.
 
+        From the next forward on its rows get no gradient. `trainable = True` of a module with a table undoes it.
+        """
+        for module in self.modules():
+            if isinstance(module, TableModule):
+                module.trainable = False
+        return self
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Use:
-    """One use of a table in a forward.
+    def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
+        """Refuses: there is no parameter to set.
 
-    Attributes:
-        module: who uses it.
-        row_ids: int64 [*], checked.
-        device: of the output.
-        bags: how a bag module groups the ids; None: not at all.
-    """
+        Raises:
+            BadOption: always.
+        """
+        remedy = "set module.trainable = True" if requires_grad else "call module.freeze()"
+        raise BadOption(f"{self._who()} has no parameters, so requires_grad_({requires_grad}) would do nothing; {remedy}")
 
-    module: TableModule
-    row_ids: Int64s
-    device: torch.device
-    bags: Bags | None = None
+    def zero_grad(self, set_to_none: bool = True) -> NoReturn:
+        """Refuses: the gradient is the optimizer's.
 
-    @property
-    def training(self) -> bool:
-        """True: backward shall record the rows' gradient."""
-        return self.module.trainable and torch.is_grad_enabled()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class CompactRows:
-    """The rows that a forward needs of a table, as a small weight matrix.
-
-    Attributes:
-        rows: float32 [U, dim].
-        places: int64 [*], each id's position in rows.
-        padding_place: position of the padding row in rows, if it is there.
-    """
-
-    rows: torch.Tensor
-    places: torch.Tensor
-    padding_place: int | None
+        Raises:
+            BadOption: always.
+        """
+        raise BadOption(
+            f"{self._who()} has no parameters, so zero_grad(set_to_none={set_to_none}) would do nothing; call zero_grad() of "
+            "the SparseAdam that has it"
+        )
 
 
-class TableModule(nn.Module):
+class TableModule(Parameterless):
     """A module whose rows live in a table of a cluster; base of Embedding and EmbeddingBag.
 
     It has no parameters: DDP, FSDP and dense optimizers pass it over, and what a program does through `model.parameters()`
@@ -139,6 +127,9 @@ class TableModule(nn.Module):
     def _called(cls, spec: TableSpec) -> str:
         return f"{cls.__name__} of table {spec.name!r}"
 
+    def _who(self) -> str:
+        return self._called(self._table.spec)
+
     @property
     def table(self) -> Table:
         """The table."""
@@ -177,14 +168,6 @@ class TableModule(nn.Module):
         """Computes a use's output from the rows it needs."""
         raise NotImplementedError
 
-    def freeze(self) -> Self:
-        """Stops training through this module, and returns it; other modules of the table go on.
-
-        From the next forward on its rows get no gradient. `module.trainable = True` undoes it.
-        """
-        self.trainable = False
-        return self
-
     # -- what a module without parameters cannot do is said
 
     def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
@@ -200,28 +183,6 @@ class TableModule(nn.Module):
             )
         return super().__getattr__(name)
 
-    def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
-        """Refuses: there is no parameter to set.
-
-        Raises:
-            BadOption: always.
-        """
-        remedy = "set module.trainable = True" if requires_grad else "call module.freeze()"
-        raise BadOption(
-            f"{self._called(self._table.spec)} has no parameters, so requires_grad_({requires_grad}) would do nothing; {remedy}"
-        )
-
-    def zero_grad(self, set_to_none: bool = True) -> NoReturn:
-        """Refuses: the gradient is the optimizer's.
-
-        Raises:
-            BadOption: always.
-        """
-        raise BadOption(
-            f"{self._called(self._table.spec)} has no parameters, so zero_grad(set_to_none={set_to_none}) would do nothing; "
-            "call zero_grad() of the SparseAdam that has it"
-        )
-
     def _apply(self, fn: object, recurse: bool = True) -> Self:
         """Refuses a change of dtype, such as model.bfloat16(); a change of device has nothing to move.
 
@@ -231,7 +192,7 @@ class TableModule(nn.Module):
         dtype = fn(torch.empty(0)).dtype if callable(fn) else torch.float32
         if dtype != torch.float32:
             raise BadOption(
-                f"{self._called(self._table.spec)} has no parameters to convert to {dtype}: its rows are on shards, in the "
+                f"{self._who()} has no parameters to convert to {dtype}: its rows are on shards, in the "
                 f"table's dtype. Make the module with output_dtype={dtype} for its output, or with dtype={dtype} for what is "
                 "stored, and convert the other modules of the model one by one"
             )
@@ -246,7 +207,7 @@ class TableModule(nn.Module):
         """
         if prefix + "weight" in state_dict:
             raise BadOption(
-                f"{self._called(self._table.spec)} has no weight to load from {prefix + 'weight'!r}: the rows live on shards. "
+                f"{self._who()} has no weight to load from {prefix + 'weight'!r}: the rows live on shards. "
                 f"Write them with module.table.assign(range(n), state_dict[{prefix + 'weight'!r}]), or make the module with "
                 f"shardam.{type(self).__name__}.from_pretrained(weight, ...), and take the key out of the state_dict"
             )
@@ -255,32 +216,6 @@ class TableModule(nn.Module):
     def _describe(self, *parts: str) -> str:
         padding = [] if self.padding_idx is None else [f"padding_idx={self.padding_idx}"]
         return ", ".join([f"{self.num_embeddings}, {self.embedding_dim}", *parts, *padding, f"table={self._table.name!r}"])
-
-
-def checked_offsets(offsets: torch.Tensor | Values, num_ids: int, who: str) -> Int64s:
-    """Returns offsets as int64 [B]; torch reads memory that is not its own when they are wrong.
-
-    Raises:
-        WrongShape: they do not start with 0, decrease, or exceed the number of ids; or there are none for some ids.
-        WrongIdDtype: they are no integers.
-    """
-    starts = as_flat_row_ids(offsets.cpu() if isinstance(offsets, torch.Tensor) else offsets, "offsets")
-    if starts.size == 0 and num_ids:
-        raise WrongShape(f"{who}: {num_ids} ids and no offsets; say where each bag starts, the first one at 0")
-    if starts.size and (starts[0] != 0 or starts[-1] > num_ids or (np.diff(starts) < 0).any()):
-        raise WrongShape(
-            f"{who}: offsets must start with 0, never decrease (no bag has a negative count) and not exceed the number of ids, "
-            f"{num_ids}; got {some(starts)}, the last one {starts[-1]}"
-        )
-    return starts
-
-
-def place_of(row_id: int | None, distinct: Int64s) -> int | None:
-    """Returns an id's position among sorted ids, or None if it is not there."""
-    if row_id is None:
-        return None
-    place = int(np.searchsorted(distinct, row_id))
-    return place if place < distinct.size and distinct[place] == row_id else None
 
 
 def dtype_name_of(dtype: DtypeName | torch.dtype) -> DtypeName:

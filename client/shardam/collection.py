@@ -10,7 +10,8 @@ from torch import nn
 
 from shardam._arrays import Values
 from shardam._lookup import look_up
-from shardam._module import TableModule, Use, checked_offsets
+from shardam._module import Parameterless, TableModule
+from shardam._uses import Use, checked_offsets
 from shardam.embedding import Embedding
 from shardam.embedding_bag import EmbeddingBag
 from shardam_proto.errors import BadOption, WrongShape
@@ -44,7 +45,7 @@ Feature = Ids | tuple[Ids, Ids] | tuple[Ids, Ids, torch.Tensor]
 Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-class EmbeddingCollection(nn.Module):
+class EmbeddingCollection(Parameterless):
     """Looks up all features of a batch at once: one set of distinct ids per table, one message per shard.
 
     Features may share a module or a table. Hand the collection to SparseAdam as a whole; it has no parameters, as its modules
@@ -167,6 +168,9 @@ class EmbeddingCollection(nn.Module):
                 bags = bags[:-1]
             split[feature] = (values[start:end], bags) if weights is None else (values[start:end], bags, weights[start:end])
         return split
+
+    def _who(self) -> str:
+        return f"EmbeddingCollection of {list(self._index_of)}"
 
     def _table_modules(self) -> list[TableModule]:
         return [self[feature] for feature in self._index_of]

@@ -9,8 +9,9 @@ import torch.nn.functional as functional
 
 from shardam._arrays import Values
 from shardam._lookup import look_up
-from shardam._module import CompactRows, Output, TableModule, Use, dtype_name_of
+from shardam._module import Output, TableModule, dtype_name_of
 from shardam._pretrained import fill, pretrained_weight
+from shardam._uses import CompactRows, Use
 from shardam.cluster import Cluster
 from shardam_proto.schema import DtypeName, Initializer, Normal, TableSpec
 

@@ -10,8 +10,9 @@ import torch.nn.functional as functional
 
 from shardam._arrays import Int64s, Values
 from shardam._lookup import look_up
-from shardam._module import Bags, CompactRows, Output, TableModule, Use, checked_offsets, dtype_name_of
+from shardam._module import Output, TableModule, dtype_name_of
 from shardam._pretrained import fill, pretrained_weight
+from shardam._uses import Bags, CompactRows, Use, checked_offsets
 from shardam.cluster import Cluster
 from shardam_proto.errors import BadOption, WrongShape
 from shardam_proto.schema import DtypeName, Initializer, Normal, TableSpec
@@ -197,7 +198,7 @@ class EmbeddingBag(TableModule):
         return Use(self, ids, device, Bags(self._offsets(offsets, ids.size), weights))
 
     def _offsets(self, offsets: torch.Tensor | Values, num_ids: int) -> Int64s:
-        starts = checked_offsets(offsets, num_ids, self._called(self._table.spec))
+        starts = checked_offsets(offsets, num_ids, self._who())
         if self.include_last_offset and (starts.size == 0 or starts[-1] != num_ids):
             raise self._wrong(
                 f"with include_last_offset the last offset must be the number of ids, {num_ids}, got {starts[-1:].tolist()}"
@@ -208,14 +209,10 @@ class EmbeddingBag(TableModule):
         if weights is None:
             return None
         if self.mode != "sum":
-            raise BadOption(
-                f"{self._called(self._table.spec)}: per_sample_weights go with mode='sum' only, this one has mode={self.mode!r}"
-            )
+            raise BadOption(f"{self._who()}: per_sample_weights go with mode='sum' only, this one has mode={self.mode!r}")
         if not isinstance(weights, torch.Tensor) or weights.dtype not in _WEIGHT_DTYPES:
             found = weights.dtype if isinstance(weights, torch.Tensor) else type(weights).__name__
-            raise BadOption(
-                f"{self._called(self._table.spec)}: per_sample_weights must be a tensor of one of {_WEIGHT_DTYPES}, got {found}"
-            )
+            raise BadOption(f"{self._who()}: per_sample_weights must be a tensor of one of {_WEIGHT_DTYPES}, got {found}")
         if tuple(weights.shape) != ids.shape:
             raise self._wrong(
                 f"per_sample_weights has shape {tuple(weights.shape)} and row_ids has shape {ids.shape}; each id needs one"
@@ -236,7 +233,7 @@ class EmbeddingBag(TableModule):
         )
 
     def _wrong(self, what: str) -> WrongShape:
-        return WrongShape(f"{self._called(self._table.spec)}: {what}", metadata={"table": self._table.name})
+        return WrongShape(f"{self._who()}: {what}", metadata={"table": self._table.name})
 
     def extra_repr(self) -> str:
         """Describes the table, as torch's modules do."""

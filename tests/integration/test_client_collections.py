@@ -247,6 +247,27 @@ def test_what_does_not_fit_the_collection_is_refused_with_what_does(cluster: Loc
     assert messages(cluster)[0] == pulls
 
 
+def test_a_collection_needs_one_owner_and_refuses_what_it_cannot_do(cluster: LocalCluster) -> None:
+    items, genres = table(cluster), bag(cluster)
+    collection = EmbeddingCollection({"items": items, "genres": genres})
+    batch = {"items": torch.tensor([1]), "genres": torch.tensor([[1]])}
+    first, second = SparseAdam(collection), SparseAdam([genres])
+    with pytest.raises(BadOption, match="belongs to 2 SparseAdam optimizers"):
+        collection(batch)
+    with pytest.raises(BadOption, match="is in two param groups"):
+        SparseAdam([{"params": collection}, {"params": [items], "lr": 0.1}])
+    with pytest.raises(BadOption, match="got Linear; dense parameters belong to"):
+        SparseAdam([collection, nn.Linear(2, 2)])  # type: ignore[list-item]  # what a caller may pass by mistake
+    with pytest.raises(BadOption, match=r"EmbeddingCollection of \['items', 'genres'\] has no parameters.*freeze\(\)"):
+        collection.requires_grad_(False)
+    with pytest.raises(BadOption, match=r"zero_grad\(\) of the SparseAdam"):
+        collection.zero_grad()
+    with pytest.raises(BadOption, match=r"output_dtype=torch\.float16"):
+        collection.half()
+    assert not any(output.requires_grad for output in collection.freeze()(batch).values())
+    del first, second
+
+
 def test_the_example_trains_and_prints_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "collection.py"), run_name="__main__")
     printed = capsys.readouterr().out
