@@ -1,14 +1,14 @@
 # What people and CI run. ARGS reaches the command: `make demo ARGS="--epochs 1"`, `make test ARGS="unit parity"`.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint proto cases constraints package clean
+.PHONY: help setup demo test lint proto cases constraints package-test clean
 
 BIN := .venv/bin
 # protoc finds its plugins on PATH.
 WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 help: ## lists the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: ## makes .venv ready: system checks, dependencies, the C++ extension, the demo's data
 	@scripts/setup.sh
@@ -35,7 +35,7 @@ cases: setup ## checks that every case of the field log is tested, or says why n
 constraints: setup ## writes constraints.txt anew from pyproject.toml, keeping pins that still fit
 	$(BIN)/python scripts/pin_constraints.py
 
-package: setup ## builds sdist and wheel in a temporary folder and checks what is in them
+package-test: setup ## builds sdist and wheel in a temporary folder, checks what they hold, runs the demo from the wheel
 	$(WITH_VENV) $(BIN)/python scripts/check_package.py
 
 clean: ## removes build results and caches, keeps .venv

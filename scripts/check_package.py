@@ -1,4 +1,4 @@
-"""Builds sdist and wheel in a temporary folder and checks what they hold; run by `make package`.
+"""Builds sdist and wheel in a temporary folder, checks what they hold and tries the wheel; run by `make package-test`.
 
 The wheel comes from the sdist because that is what an index serves: a file missing there would only be noticed by users.
 """
@@ -14,6 +14,8 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+
+import try_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -105,6 +107,7 @@ def main() -> int:
         with zipfile.ZipFile(wheel) as archive_of_wheel:
             names = archive_of_wheel.namelist()
         faults += faults_of_wheel(names)
+        faults += [] if faults else try_wheel.faults_of_use(wheel, out / "use")
     for fault in faults:
         print(fault)
     print(f"package: {sdist.name} ({len(in_sdist)} files), {wheel.name} ({len(names)} files), {len(faults)} faults")
