@@ -161,8 +161,48 @@ def test_what_a_module_without_parameters_cannot_do_is_said(cluster: LocalCluste
     assert not hasattr(items, "weight")
     with pytest.raises(AttributeError, match=r"module\.table\.pull\(ids\)"):
         _ = items.weight
-    with pytest.raises(BadOption, match=r"module\.trainable = False"):
+    with pytest.raises(BadOption, match=r"call module\.freeze\(\)"):
         items.requires_grad_(False)
+    with pytest.raises(BadOption, match=r"zero_grad\(\) of the SparseAdam that has it"):
+        items.zero_grad()
+    model = nn.Sequential(items, nn.Linear(4, 1))
+    for convert in (model.bfloat16, model.half, model.double, lambda: model.to(torch.bfloat16)):
+        with pytest.raises(BadOption, match=r"Make the module with output_dtype=torch\.\w+"):
+            convert()
+    assert model.float().to("cpu").share_memory() is model
+    state = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 1)).state_dict()
+    for strict in (True, False):
+        with pytest.raises(BadOption, match=r"module\.table\.assign\(range\(n\), state_dict\['0\.weight'\]\).*from_pretrained"):
+            model.load_state_dict(state, strict=strict)
+    del state["0.weight"]
+    model.load_state_dict(state)
+
+
+def test_what_goes_through_parameters_alone_cannot_be_seen(cluster: LocalCluster) -> None:
+    """Documented: there is nothing that a call on a model around the module could reach."""
+    items = make(cluster)
+    model = nn.Sequential(items, nn.Linear(4, 1))
+    sparse = SparseAdam([items], lr=0.1)
+    model(torch.tensor([1])).sum().backward()
+    model.zero_grad()
+    model.requires_grad_(False)
+    sparse.step()
+    assert items.table.stats().table_step == 1
+    assert items(torch.tensor([1])).requires_grad
+    assert "`model.zero_grad()`" in str(Embedding.__doc__)
+
+
+def test_a_frozen_module_keeps_no_gradient_while_another_of_its_table_trains(cluster: LocalCluster) -> None:
+    items = make(cluster)
+    looked_at = Embedding(None, 4, table=items.table.name, cluster=cluster)
+    sparse = SparseAdam([items], lr=0.1)
+    assert looked_at.freeze() is looked_at
+    output = items(torch.tensor([1])) + looked_at(torch.tensor([2]))
+    output.sum().backward()
+    sparse.step()
+    assert items.table.rows([1, 2]).found.tolist() == [True, False]
+    looked_at.trainable = True
+    assert looked_at(torch.tensor([2])).requires_grad
 
 
 def test_a_deep_copy_shares_the_table_and_its_gradient(cluster: LocalCluster) -> None:
@@ -177,14 +217,11 @@ def test_a_deep_copy_shares_the_table_and_its_gradient(cluster: LocalCluster) ->
     np.testing.assert_allclose(rows.exp_avg, 0.2, rtol=1e-6)
 
 
-def test_pickling_is_refused_with_what_to_do(cluster: LocalCluster) -> None:
-    items = make(cluster)
-    with pytest.raises(TypeError, match=r"call shardam\.connect in the other process"):
-        pickle.dumps(cluster)
-    with pytest.raises(TypeError, match=r"shardam\.connect\(\.\.\.\)\.table\("):
-        pickle.dumps(items.table)
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(items)
+def test_an_optimizer_cannot_be_pickled_or_copied_and_says_what_to_do(cluster: LocalCluster) -> None:
+    sparse = SparseAdam([make(cluster)])
+    for copied in (pickle.dumps, copy.deepcopy, copy.copy):
+        with pytest.raises(TypeError, match=r"load_state_dict\(optimizer\.state_dict\(\)\)"):
+            copied(sparse)
 
 
 def test_ddp_wraps_the_dense_part_and_does_not_see_the_rows(cluster: LocalCluster, tmp_path: os.PathLike[str]) -> None:
