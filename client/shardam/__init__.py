@@ -1,10 +1,12 @@
 """shardam's client: tables of embedding rows that live on shards, trained from PyTorch.
 
-`connect`, `LocalCluster` and `Table` need no torch; `Embedding` and `SparseAdam` import it when they are first used.
+`connect`, `LocalCluster` and `Table` need no torch; the modules, `SparseAdam` and `GradScaler` import it when they are first
+used.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from shardam import errors, init
@@ -15,7 +17,10 @@ from shardam_kernels.factors import AdamOptions
 from shardam_proto.schema import TableSpec
 
 if TYPE_CHECKING:
+    from shardam.amp import GradScaler
+    from shardam.collection import EmbeddingCollection
     from shardam.embedding import Embedding
+    from shardam.embedding_bag import EmbeddingBag
     from shardam.optimizer import SparseAdam
 
 __version__ = "0.1.0"
@@ -32,23 +37,30 @@ __all__ = [
     "PushResult",
     "AdamOptions",
     "Embedding",
+    "EmbeddingBag",
+    "EmbeddingCollection",
     "SparseAdam",
+    "GradScaler",
     "init",
     "errors",
     "__version__",
 ]
 
 
+_NEED_TORCH = {
+    "Embedding": "shardam.embedding",
+    "EmbeddingBag": "shardam.embedding_bag",
+    "EmbeddingCollection": "shardam.collection",
+    "SparseAdam": "shardam.optimizer",
+    "GradScaler": "shardam.amp",
+}
+"""Public name -> the module that has it."""
+
+
 def __getattr__(name: str) -> object:
     """Imports the parts that need torch (2 s, 200 MB) when they are first asked for."""
-    if name == "Embedding":
-        from shardam.embedding import Embedding
-
-        return Embedding
-    if name == "SparseAdam":
-        from shardam.optimizer import SparseAdam
-
-        return SparseAdam
+    if name in _NEED_TORCH:
+        return getattr(importlib.import_module(_NEED_TORCH[name]), name)
     raise AttributeError(f"module 'shardam' has no attribute {name!r}")
 
 

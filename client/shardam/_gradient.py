@@ -11,9 +11,11 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
+from shardam._arrays import Int64s
 from shardam._values import TableInfo
 from shardam.cluster import Cluster
 from shardam_proto.errors import BadOption
@@ -25,6 +27,28 @@ if TYPE_CHECKING:
 
 _gradients: weakref.WeakKeyDictionary[Cluster, dict[int, TableGradient]] = weakref.WeakKeyDictionary()
 _gradients_lock = threading.Lock()
+
+
+class KeptRows:
+    """Rows that a training forward has pulled; they live as long as its graph does, which refers to them.
+
+    Args:
+        row_ids: int64 [U], sorted and distinct.
+        rows: float32 [U, dim].
+    """
+
+    def __init__(self, row_ids: Int64s, rows: torch.Tensor) -> None:
+        self.row_ids = row_ids
+        self.rows = rows
+
+    def part(self, row_ids: Int64s) -> KeptRows | None:
+        """Returns these ids' rows, or None if some are not here."""
+        if np.array_equal(row_ids, self.row_ids):
+            return self
+        places = np.searchsorted(self.row_ids, row_ids)
+        if self.row_ids.size == 0 or not np.array_equal(self.row_ids[np.minimum(places, self.row_ids.size - 1)], row_ids):
+            return None
+        return KeptRows(row_ids, self.rows[torch.from_numpy(places).to(self.rows.device)])
 
 
 class TableGradient:
@@ -46,6 +70,7 @@ class TableGradient:
         self.proxy = nn.Parameter(torch.empty(0, info.spec.dim))
         self.row_ids: torch.Tensor | None = None
         self.pushed = False
+        self._kept: list[weakref.ref[KeptRows]] = []
         self._owners: weakref.WeakSet[SparseAdam] = weakref.WeakSet()
         self._lock = threading.Lock()
 
@@ -84,6 +109,41 @@ class TableGradient:
         """Forgets the gradient, pushed or not."""
         with self._lock:
             self.proxy.grad, self.row_ids, self.pushed = None, None, False
+
+    def keep(self, row_ids: Int64s, rows: torch.Tensor) -> KeptRows:
+        """Keeps what a training forward has pulled for a forward inside its backward; forgotten when its graph is gone.
+
+        Args:
+            row_ids: int64 [U], sorted and distinct.
+            rows: float32 [U, dim].
+        """
+        kept = KeptRows(row_ids, rows)
+        with self._lock:
+            self._kept = [known for known in self._kept if known() is not None]
+            self._kept.append(weakref.ref(kept))
+        return kept
+
+    def kept_rows(self, row_ids: Int64s) -> KeptRows:
+        """Returns rows for a forward inside a backward, which may not wait for a shard; the last ones pulled count.
+
+        Args:
+            row_ids: int64 [U], sorted and distinct.
+
+        Raises:
+            BadOption: no training forward whose graph is alive has pulled all of them.
+        """
+        with self._lock:
+            known = [kept for reference in reversed(self._kept) if (kept := reference()) is not None]
+        for kept in known:
+            part = kept.part(row_ids)
+            if part is not None:
+                return part
+        raise BadOption(
+            f"table {self.info.name!r}: a forward inside a backward takes the rows that the training forward pulled, and none "
+            "pulled these ids. For activation checkpointing use torch.utils.checkpoint.checkpoint(..., use_reentrant=False); "
+            "pull other rows before backward",
+            metadata={"table": self.info.name},
+        )
 
     def own(self, optimizer: SparseAdam) -> None:
         """Notes that an optimizer pushes this gradient."""
@@ -130,16 +190,16 @@ class PulledRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, anchor: torch.Tensor, rows: torch.Tensor, gradient: TableGradient, row_ids: torch.Tensor
+        ctx: FunctionCtx, anchor: torch.Tensor, rows: torch.Tensor, gradient: TableGradient, kept: KeptRows
     ) -> torch.Tensor:
         """Returns the rows as they are."""
-        ctx.gradient, ctx.row_ids = gradient, row_ids  # type: ignore[attr-defined]  # torch's way to keep what is no tensor
+        ctx.gradient, ctx.kept = gradient, kept  # type: ignore[attr-defined]  # torch's way to keep what is no tensor
         return rows.view_as(rows)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[None, None, None, None]:
         """Records the rows' gradient; nothing flows further."""
-        ctx.gradient.add(ctx.row_ids, grad)  # type: ignore[attr-defined]
+        ctx.gradient.add(torch.from_numpy(ctx.kept.row_ids), grad)  # type: ignore[attr-defined]
         return None, None, None, None
 
 

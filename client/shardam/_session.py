@@ -14,6 +14,7 @@ import threading
 
 import grpc
 import redis
+from redis.lock import Lock
 
 from shardam._backoff import Backoff, Deadline
 from shardam._calls import RequestT, ResponseT, ShardCall
@@ -265,6 +266,10 @@ class Session:
                 f"{PROTOCOL_VERSION}; use matching shardam packages"
             )
         return answer
+
+    def given_rows_lease(self, table_id: int, lease_s: float) -> Lock:
+        """Returns the lease, not yet taken, of the client that writes a table's given rows."""
+        return Lock(self._connection, self._keys.given_rows(table_id), timeout=lease_s, thread_local=False)
 
     # -- beginning and end
 

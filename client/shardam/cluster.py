@@ -8,9 +8,10 @@ import logging
 import math
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 from shardam._calls import ShardCall
 from shardam._discovery import open_session
@@ -20,7 +21,7 @@ from shardam._pusher import Pusher
 from shardam._session import Session, SessionOptions
 from shardam._values import TableInfo, TableStats
 from shardam.table import Table
-from shardam_proto.errors import BadOption, ShardamError, UnknownTable
+from shardam_proto.errors import BadOption, ClientClosed, ShardamError, UnknownTable
 from shardam_proto.schema import TableSpec, check_name
 from shardam_proto.v1 import common_pb2, table_pb2
 
@@ -34,28 +35,62 @@ PAGE_SIZE = 1000
 
 _open_clusters: set[Cluster] = set()
 _exit_hook = threading.Lock()
+_pickled_clusters: weakref.WeakValueDictionary[tuple[str, str, float], Cluster] = weakref.WeakValueDictionary()
+_pickled_lock = threading.Lock()
 
 
 class Cluster:
     """A client of a cluster; made by connect, or a LocalCluster. Thread-safe, and a context manager that closes.
 
-    It belongs to the process that made it: it does not work after a fork, and cannot be pickled.
+    It belongs to the process that made it and does not work after a fork. A pickle carries the cluster's address: the Redis URL
+    as it was given, its password included, but no token and nothing that is queued. What comes out of it connects when it is
+    first used, as a client of its own, with $SHARDAM_TOKEN if set. Copies are the same cluster.
 
     Args:
-        session: an open client.
+        session: an open client, or how to open one when it is first needed.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._pusher = Pusher(session)
+    def __init__(self, session: Session | SessionOptions) -> None:
+        self._options = session if isinstance(session, SessionOptions) else session.options
+        self._client: tuple[Session, Pusher] | None = None
+        self._open_lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._closed = False
+        if isinstance(session, Session):
+            self._start(session)
+
+    def _start(self, session: Session) -> tuple[Session, Pusher]:
+        self._client = session, Pusher(session)
         _close_at_exit(self)
+        return self._client
+
+    def _opened(self) -> tuple[Session, Pusher]:
+        """Returns the client, opened at its first use."""
+        client = self._client
+        if client is not None:
+            return client
+        with self._open_lock:
+            if self._closed:
+                raise ClientClosed("this cluster object is closed; connect again")
+            return self._client or self._start(open_session(self._options))
+
+    @property
+    def _session(self) -> Session:
+        return self._opened()[0]
+
+    @property
+    def _pusher(self) -> Pusher:
+        return self._opened()[1]
+
+    @property
+    def _works_here(self) -> bool:
+        """True: open in this process, or to be opened."""
+        return not self._closed and (self._client is None or self._client[0].in_this_process)
 
     @property
     def name(self) -> str:
         """The cluster's name."""
-        return self._session.options.cluster
+        return self._options.cluster
 
     @property
     def num_shards(self) -> int:
@@ -173,17 +208,21 @@ class Cluster:
         Raises:
             ShardamError: a queued push failed; everything is closed all the same.
         """
-        if not self._session.in_this_process:
+        if self._client is not None and not self._client[0].in_this_process:
             return  # a forked child: threads and channels are the parent's
         with self._close_lock:
             if self._closed:
                 return
-            self._closed = True
+            with self._open_lock:
+                self._closed = True
+            if self._client is None:
+                return
+            session, pusher = self._client
             try:
-                self._pusher.finish()
+                pusher.finish()
             finally:
-                self._pusher.close()
-                self._session.close()
+                pusher.close()
+                session.close()
                 _open_clusters.discard(self)
 
     def __enter__(self) -> Self:
@@ -198,15 +237,29 @@ class Cluster:
             logger.error("while closing after another error: %s", problem)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {self.num_shards} shards)"
+        shards = "not connected yet" if self._client is None else f"{self.num_shards} shards"
+        return f"{type(self).__name__}({self.name!r}, {shards})"
 
-    def __reduce__(self) -> NoReturn:
-        """Refuses pickling: connections and queued pushes cannot travel.
+    def __reduce__(self) -> tuple[object, tuple[str, str, float]]:
+        return _from_pickle, (self._options.redis_url, self._options.cluster, self._options.shard_timeout_s)
 
-        Raises:
-            TypeError: always, as for every object that cannot be pickled.
-        """
-        raise TypeError("a shardam Cluster cannot be pickled; call shardam.connect in the other process")
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self
+
+
+def _from_pickle(redis_url: str, cluster: str, shard_timeout_s: float) -> Cluster:
+    """Returns this process's client for what was pickled; many pickles of one cluster share it."""
+    key = (redis_url, cluster, shard_timeout_s)
+    with _pickled_lock:
+        known = _pickled_clusters.get(key)
+        if known is None or not known._works_here:
+            token = os.environ.get(TOKEN_VARIABLE) or None
+            known = Cluster(SessionOptions(redis_url, cluster, token, shard_timeout_s))
+            _pickled_clusters[key] = known
+        return known
 
 
 def connect(

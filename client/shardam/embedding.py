@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, NoReturn
+from typing import Literal, Self
 
-import numpy as np
 import torch
 import torch.nn.functional as functional
-from torch import nn
 
-from shardam._arrays import Values, as_row_ids, check_bounds
-from shardam._gradient import PulledRows, gradient_of
+from shardam._arrays import Values
+from shardam._lookup import look_up
+from shardam._module import Output, TableModule, dtype_name_of
+from shardam._pretrained import fill, pretrained_weight
+from shardam._uses import CompactRows, Use
 from shardam.cluster import Cluster
-from shardam.table import Table
-from shardam_proto.errors import BadOption
 from shardam_proto.schema import DtypeName, Initializer, Normal, TableSpec
 
-_NEUTRAL: Mapping[str, tuple[object, str]] = {
-    "max_norm": (None, "renormalizing would write rows in a forward pass; clip with sparse.parameters() instead"),
-    "norm_type": (2.0, "it only matters with max_norm"),
-    "scale_grad_by_freq": (False, "scale the loss instead"),
-    "sparse": (True, "gradients of tables on shards are always sparse"),
-}
-"""torch's other arguments: the only value each may have, and what to do instead."""
 
-_OUTPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-class Embedding(nn.Module):
+class Embedding(TableModule):
     """Looks up rows of a table; the table is created if it does not exist.
 
-    The module has no parameters: DDP, FSDP and dense optimizers pass it over, `model.zero_grad()` and
-    `model.requires_grad_()` do not reach it (use the SparseAdam's zero_grad, and trainable=False), and a copy shares the
-    table. All modules of one table in a program share one gradient, pushed by the SparseAdam that has them.
+    The module has no parameters: DDP, FSDP and dense optimizers pass it over, and so do `model.zero_grad()` and
+    `model.requires_grad_(False)` of a model around it: use the SparseAdam's zero_grad, and freeze(). All modules of one table
+    in a program share one gradient, pushed by the SparseAdam that has them. A deep copy shares the table; a pickle carries the
+    cluster's address and the table's name, and connects by itself when it is first used.
 
     Args:
         num_embeddings: ids are 0 .. num_embeddings - 1; None: any int64.
@@ -46,11 +35,11 @@ class Embedding(nn.Module):
         table: the table's name.
         cluster: the cluster that holds it.
         init: weights of a row before its first push; None: Normal(), as torch.
-        dtype: stored dtype, "float32" or torch.float32.
-        step: "table", one step count for the table, as torch.
+        dtype: stored dtype, by name or as torch's.
+        step: "table": one step count for the table, as torch; "row": one for each row.
         device: device of the output; None: that of the ids.
         output_dtype: dtype of the output; rows are float32 until the last moment, and so are sums of gradients.
-        trainable: False: the rows never get a gradient.
+        trainable: False: the rows never get a gradient; see freeze().
 
     Raises:
         BadOption: an argument that is not supported; the message has the remedy.
@@ -76,59 +65,80 @@ class Embedding(nn.Module):
         output_dtype: torch.dtype = torch.float32,
         trainable: bool = True,
     ) -> None:
-        super().__init__()
         given = {"max_norm": max_norm, "norm_type": norm_type, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
-        for name, value in given.items():
-            neutral, remedy = _NEUTRAL[name]
-            if value != neutral:
-                raise BadOption(f"Embedding of table {table!r}: {name} can only be {neutral!r}, got {value!r}; {remedy}")
-        if output_dtype not in _OUTPUT_DTYPES:
-            raise BadOption(f"Embedding of table {table!r}: output_dtype must be one of {_OUTPUT_DTYPES}, got {output_dtype!r}")
-        if not isinstance(cluster, Cluster):
-            raise BadOption(f"Embedding of table {table!r}: cluster must come from connect or LocalCluster, got {cluster!r}")
+        self._check_neutral(table, given)
         spec = TableSpec(
             name=table,
             dim=embedding_dim,
-            dtype=_dtype_name(dtype),
+            dtype=dtype_name_of(dtype),
             init=Normal() if init is None else init,
             num_embeddings=num_embeddings,
             padding_idx=padding_idx,
             step=step,
         )
-        self.device = None if device is None else torch.device(device)
-        self.output_dtype = output_dtype
-        self.trainable = trainable
-        self._attach(cluster.create_table(spec))
+        super().__init__(cluster, spec, Output(device, output_dtype), trainable)
 
-    def _attach(self, table: Table) -> None:
-        self._table = table
-        self._gradient = gradient_of(table.cluster, table.info())
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: torch.Tensor,
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = True,
+        *,
+        table: str,
+        cluster: Cluster,
+        overwrite: bool = False,
+        init: Initializer | None = None,
+        dtype: DtypeName | torch.dtype = "float32",
+        step: Literal["table", "row"] = "table",
+        device: torch.device | str | None = None,
+        output_dtype: torch.dtype = torch.float32,
+    ) -> Self:
+        """Makes a module of a bounded table with given rows.
 
-    @property
-    def table(self) -> Table:
-        """The table."""
-        return self._table
+        `embeddings` is [num_embeddings, dim], float32 or 16-bit floats; its padding row is written as given, as in torch. Rows
+        that exist stay as they are, so a restarted job goes on where it was; with `overwrite` they are written, too, and their
+        moments are zero again. Of several workers that call this at the same time one writes all rows, and the others wait for
+        it. `freeze` makes a module that is not trained. The other arguments are the constructor's.
 
-    @property
-    def num_embeddings(self) -> int | None:
-        """Number of rows of a bounded table, else None."""
-        return self._table.spec.num_embeddings
-
-    @property
-    def embedding_dim(self) -> int:
-        """Elements of a row."""
-        return self._table.dim
-
-    @property
-    def padding_idx(self) -> int | None:
-        """The padding row, if there is one."""
-        return self._table.spec.padding_idx
+        Raises:
+            BadOption, SchemaMismatch: as the constructor.
+            WrongShape: embeddings is no matrix.
+            NonFiniteState: a value is not finite; nothing was written.
+            RedisUnreachable: the workers could not agree on who writes.
+        """
+        weight = pretrained_weight(embeddings, table)
+        module = cls(
+            weight.shape[0],
+            weight.shape[1],
+            padding_idx,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            sparse,
+            table=table,
+            cluster=cluster,
+            init=init,
+            dtype=dtype,
+            step=step,
+            device=device,
+            output_dtype=output_dtype,
+            trainable=not freeze,
+        )
+        fill(module.table, weight, overwrite=overwrite)
+        return module
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types here
     def forward(self, row_ids: torch.Tensor | Values) -> torch.Tensor:
         """Pulls the rows of a batch of ids.
 
-        With gradients enabled (and trainable), backward records the rows' gradient for SparseAdam. Otherwise nothing is kept.
+        With gradients enabled (in eval mode, too, as in torch), backward records the rows' gradient for SparseAdam. Under
+        no_grad, or if not trainable, nothing is kept. Inside a backward (activation checkpointing) no shard is asked: the rows
+        are those of the training forward.
 
         Args:
             row_ids: integer tensor or array of any shape [*].
@@ -137,76 +147,22 @@ class Embedding(nn.Module):
             [*, embedding_dim] of output_dtype, on `device` or the ids' device.
 
         Raises:
-            BadOption: gradients are enabled and no SparseAdam, or more than one, has the table.
+            BadOption: gradients are enabled and no SparseAdam, or more than one, has the table; or inside a backward other ids
+                are asked for than the training forward pulled.
             WrongIdDtype: ids are no integers.
             IdOutOfRange: an id lies outside a bounded table.
             ShardUnreachable, ShardLost: as Table.pull.
         """
-        training = self.trainable and torch.is_grad_enabled()
-        if training:
-            self._gradient.require_owner()
-        device = self.device or (row_ids.device if isinstance(row_ids, torch.Tensor) else torch.device("cpu"))
-        ids = as_row_ids(row_ids.cpu() if isinstance(row_ids, torch.Tensor) else row_ids)
-        check_bounds(ids, self.num_embeddings, self._table.name)
-        distinct, places = np.unique(ids, return_inverse=True)
-        rows = torch.from_numpy(self._table.pull(distinct)).to(device)
-        if training:
-            rows = PulledRows.apply(  # type: ignore[no-untyped-call]  # torch has no types here
-                self._gradient.anchor, rows, self._gradient, torch.from_numpy(distinct)
-            )
-        local_ids = torch.from_numpy(places.reshape(ids.shape)).to(device)
-        return functional.embedding(local_ids, rows, padding_idx=self._place_of_padding(distinct)).to(self.output_dtype)
+        return look_up([self._use(row_ids)])[0]
 
-    def _place_of_padding(self, distinct: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> int | None:
-        """Position of the padding row among sorted ids, so that torch gives it no gradient."""
-        if self.padding_idx is None:
-            return None
-        place = int(np.searchsorted(distinct, self.padding_idx))
-        return place if place < distinct.size and distinct[place] == self.padding_idx else None
+    def _use(self, row_ids: torch.Tensor | Values) -> Use:
+        ids, device = self._ids(row_ids)
+        return Use(self, ids, device)
+
+    def _combine(self, use: Use, compact: CompactRows) -> torch.Tensor:
+        # torch gives the padding row no gradient
+        return functional.embedding(compact.places, compact.rows, padding_idx=compact.padding_place)
 
     def extra_repr(self) -> str:
         """Describes the table, as torch's modules do."""
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self._table.name!r}"
-
-    # -- what a module without parameters cannot do is said
-
-    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
-        """Explains why there is no weight.
-
-        Raises:
-            AttributeError: as for every missing attribute, so that hasattr() is False.
-        """
-        if name == "weight":
-            raise AttributeError(
-                "shardam.Embedding has no weight: the rows live on shards. Read them with module.table.pull(ids), write them "
-                "with module.table.assign(ids, weight)"
-            )
-        return super().__getattr__(name)
-
-    def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
-        """Refuses: there is no parameter to set.
-
-        Raises:
-            BadOption: always.
-        """
-        raise BadOption(
-            f"Embedding of table {self._table.name!r} has no parameters, so requires_grad_({requires_grad}) would do nothing; "
-            f"set module.trainable = {requires_grad}"
-        )
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Embedding:
-        """Returns a module of the same table."""
-        copy = type(self).__new__(type(self))
-        nn.Module.__init__(copy)
-        copy.device, copy.output_dtype, copy.trainable = self.device, self.output_dtype, self.trainable
-        copy.training = self.training
-        copy._attach(self._table)
-        return copy
-
-
-def _dtype_name(dtype: DtypeName | torch.dtype) -> DtypeName:
-    if isinstance(dtype, torch.dtype):
-        name: DtypeName = str(dtype).removeprefix("torch.")  # type: ignore[assignment]  # TableSpec checks it
-        return name
-    return dtype
+        return self._describe()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import overload
+from typing import NoReturn, overload
 
 import torch
 from torch.optim import Optimizer
 
 from shardam._gradient import TableGradient
+from shardam._module import TableModule
 from shardam._parts import TableStepGradient
 from shardam._push_checks import check_options, merged_gradient
 from shardam.cluster import Cluster
-from shardam.embedding import Embedding
+from shardam.collection import EmbeddingCollection
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.errors import BadOption
 
@@ -21,6 +22,9 @@ HYPER_PARAMETERS = ("lr", "betas", "eps", "maximize", "weight_decay", "decoupled
 
 _BOOKKEEPING = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr", "param_names"})
 """Keys that torch and its schedulers keep in param groups; they stay here."""
+
+Module = TableModule | EmbeddingCollection
+"""What has tables: Embedding, EmbeddingBag, EmbeddingCollection."""
 
 ModuleGroup = Mapping[str, object]
 """A param group: "params" (modules) and hyper-parameters of its own."""
@@ -36,7 +40,8 @@ class SparseAdam(Optimizer):
     torch's own optimizers. state_dict() has the hyper-parameters; moments live on the shards.
 
     Args:
-        modules: shardam.Embedding modules, or param groups as in torch: dicts with "params": modules and hyper-parameters.
+        modules: Embedding, EmbeddingBag and EmbeddingCollection modules, or param groups as in torch: dicts with "params":
+            modules and hyper-parameters.
         lr: learning rate, > 0; a scheduler may take it to 0. A tensor of one element is read at each step.
         betas: decay of the first and second moment, each in [0, 1).
         eps: added to sqrt(exp_avg_sq).
@@ -46,14 +51,14 @@ class SparseAdam(Optimizer):
         unknown: refused.
 
     Raises:
-        BadOption: a hyper-parameter is out of range or unknown, a module is no shardam.Embedding, or a table is in two groups.
+        BadOption: a hyper-parameter is out of range or unknown, a module has no table, or a table is in two groups.
     """
 
     _step_supports_amp_scaling = True  # GradScaler then always calls step() and leaves unscaling to it
 
     def __init__(
         self,
-        modules: Embedding | Iterable[Embedding | ModuleGroup],
+        modules: Module | Iterable[Module | ModuleGroup],
         lr: float | torch.Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -74,7 +79,7 @@ class SparseAdam(Optimizer):
         }
         _check_group(defaults)
         self._tables: dict[int, tuple[Cluster, TableGradient]] = {}
-        listed = [modules] if isinstance(modules, Embedding) else [_as_group(entry) for entry in modules]
+        listed = [modules] if isinstance(modules, Module) else [_as_group(entry) for entry in modules]
         if not listed:
             raise BadOption("SparseAdam got no modules")
         super().__init__(listed, defaults)  # type: ignore[arg-type]  # add_param_group puts the proxies in
@@ -94,16 +99,14 @@ class SparseAdam(Optimizer):
             )
         group = dict(param_group)
         modules = group.get("params")
-        listed = [modules] if isinstance(modules, Embedding) else list(modules) if isinstance(modules, Iterable) else []
+        listed = [modules] if isinstance(modules, Module) else list(modules) if isinstance(modules, Iterable) else []
         _refuse_unknown({name: value for name, value in group.items() if name not in ("params", *_BOOKKEEPING)})
         _check_group({**self.defaults, **group})
         tables: dict[int, tuple[Cluster, TableGradient]] = {}
-        for module in listed:
-            if not isinstance(module, Embedding):
-                raise BadOption(f"SparseAdam takes shardam.Embedding modules, got {type(module).__name__}; {_DENSE_REMEDY}")
+        for module in _table_modules(listed):
             tables[id(module._gradient.proxy)] = (module.table.cluster, module._gradient)
         if not tables:
-            raise BadOption('a param group needs "params": one or more shardam.Embedding modules')
+            raise BadOption('a param group needs "params": one or more modules such as shardam.Embedding')
         for key, (_, gradient) in tables.items():
             if key in self._tables:
                 raise BadOption(f"table {gradient.info.name!r} is in two param groups; give all its modules to one")
@@ -206,6 +209,17 @@ class SparseAdam(Optimizer):
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
 
+    def __reduce__(self) -> NoReturn:
+        """Refuses pickling and copying: a table's gradient has one owner.
+
+        Raises:
+            TypeError: always, as for every object that cannot be pickled.
+        """
+        raise TypeError(
+            "a shardam SparseAdam cannot be pickled or copied; make one of the modules where they are and hand it "
+            "load_state_dict(optimizer.state_dict())"
+        )
+
     def synchronize(self) -> None:
         """Waits until every queued push has been applied.
 
@@ -219,12 +233,27 @@ class SparseAdam(Optimizer):
         return list(dict.fromkeys(cluster for cluster, _ in self._tables.values()))
 
 
-def _as_group(entry: Embedding | ModuleGroup) -> object:
+def _table_modules(listed: Iterable[object]) -> Iterator[TableModule]:
+    """Yields the modules that have one table each.
+
+    Raises:
+        BadOption: a module has none.
+    """
+    for module in listed:
+        if isinstance(module, EmbeddingCollection):
+            yield from module._table_modules()
+        elif isinstance(module, TableModule):
+            yield module
+        else:
+            raise BadOption(
+                "SparseAdam takes shardam.Embedding, EmbeddingBag and EmbeddingCollection modules, got "
+                f"{type(module).__name__}; dense parameters belong to a torch.optim optimizer beside this one"
+            )
+
+
+def _as_group(entry: Module | ModuleGroup) -> object:
     """Torch wants a group to be a dict."""
     return dict(entry) if isinstance(entry, Mapping) else entry
-
-
-_DENSE_REMEDY = "dense parameters belong to a torch.optim optimizer beside this one"
 
 
 def _refuse_unknown(names: dict[str, object]) -> None:

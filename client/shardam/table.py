@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from shardam._push_checks import as_gradient, check_options, merged_gradient
 from shardam._reads import read_rows, read_weights, scan_rows
 from shardam._values import PushResult, Rows, TableInfo, TableStats
 from shardam_kernels.factors import AdamOptions
-from shardam_proto.errors import BadOption, NonFiniteState, WrongShape
+from shardam_proto.errors import BadOption, NonFiniteState, SchemaMismatch, WrongShape
 from shardam_proto.limits import MAX_SCAN_ROWS
 from shardam_proto.schema import TableSpec
 
@@ -30,26 +30,30 @@ class Table:
     ids outside a bounded table IdOutOfRange. Every read first waits for this client's queued pushes. Every call raises
     ShardUnreachable when a shard does not answer within shard_timeout_s, ShardLost once a shard has lost its rows, and
     ClientClosed after close.
+
+    A pickle carries the cluster's address and the table's schema; where it is opened, the table is found by its name when it is
+    first used. Copies are the same table.
     """
 
-    def __init__(self, cluster: Cluster, info: TableInfo) -> None:
+    def __init__(self, cluster: Cluster, info: TableInfo | TableSpec) -> None:
         self._cluster = cluster
-        self._info = info
+        self._spec = info if isinstance(info, TableSpec) else info.spec
+        self._found = None if isinstance(info, TableSpec) else info
 
     @property
     def name(self) -> str:
         """The table's name."""
-        return self._info.name
+        return self._spec.name
 
     @property
     def spec(self) -> TableSpec:
         """The table's schema."""
-        return self._info.spec
+        return self._spec
 
     @property
     def dim(self) -> int:
         """Elements of a row."""
-        return self._info.spec.dim
+        return self._spec.dim
 
     @property
     def cluster(self) -> Cluster:
@@ -57,12 +61,25 @@ class Table:
         return self._cluster
 
     def info(self) -> TableInfo:
-        """Returns schema, id and seed."""
-        return self._info
+        """Returns schema, id and seed.
+
+        Raises:
+            UnknownTable: this table came out of a pickle, and the cluster has none of its name.
+            SchemaMismatch: likewise, and the cluster's table has another schema.
+        """
+        if self._found is None:
+            found = self._cluster.table(self.name).info()
+            if found.spec != self._spec:
+                raise SchemaMismatch(
+                    f"table {self.name!r} was {self._spec} when it was pickled and is {found.spec} in the cluster now",
+                    metadata={"table": self.name},
+                )
+            self._found = found
+        return self._found
 
     def stats(self) -> TableStats:
         """Returns step, rows and bytes over all shards."""
-        return self._cluster._table_stats(self._info)
+        return self._cluster._table_stats(self.info())
 
     def pull(self, row_ids: Values) -> Float32s:
         """Reads weights and creates nothing: a row never pushed reads as it would start.
@@ -77,7 +94,7 @@ class Table:
         """
         ids = self._ids(row_ids)
         session = self._cluster._ready_to_read()
-        return read_weights(session, [(self._info, ids)])[0]
+        return read_weights(session, [(self.info(), ids)])[0]
 
     def push(self, row_ids: Values, gradients: Values, options: AdamOptions, *, grad_scale: float = 1.0) -> PushResult:
         """Makes one optimizer step of this table and waits until every shard has applied it.
@@ -99,8 +116,8 @@ class Table:
             RowLimit: the table or a shard is full; the message has each shard's outcome.
         """
         check_options(options, grad_scale, self.name)
-        ids, rows = as_gradient(self._info, row_ids, gradients)
-        step = merged_gradient(self._info, ids, rows, options, grad_scale)
+        ids, rows = as_gradient(self.info(), row_ids, gradients)
+        step = merged_gradient(self.info(), ids, rows, options, grad_scale)
         return self._push(step)
 
     def _push(self, step: TableStepGradient) -> PushResult:
@@ -116,7 +133,7 @@ class Table:
             row_ids: ids [N], duplicates allowed.
         """
         ids = self._ids(row_ids)
-        return read_rows(self._cluster._ready_to_read(), self._info, ids)
+        return read_rows(self._cluster._ready_to_read(), self.info(), ids)
 
     def assign(
         self,
@@ -157,7 +174,7 @@ class Table:
             if_absent,
         )
         session, pusher = self._cluster._ready_to_write()
-        change = assign_change(self.name, self._info.table_id, write, session.route_map)
+        change = assign_change(self.name, self.info().table_id, write, session.route_map)
         pusher.run(change)
         return sum(answer.num_assigned for answer in change.answers.values())
 
@@ -172,7 +189,7 @@ class Table:
         """
         ids = np.unique(self._ids(row_ids))
         session, pusher = self._cluster._ready_to_write()
-        change = delete_change(self.name, self._info.table_id, ids, session.route_map)
+        change = delete_change(self.name, self.info().table_id, ids, session.route_map)
         pusher.run(change)
         return sum(answer.num_deleted for answer in change.answers.values())
 
@@ -187,7 +204,7 @@ class Table:
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_SCAN_ROWS:
             raise BadOption(f"batch_size must be an integer from 1 to {MAX_SCAN_ROWS}, got {batch_size!r}")
-        return scan_rows(self._cluster._ready_to_read(), self._info, batch_size)
+        return scan_rows(self._cluster._ready_to_read(), self.info(), batch_size)
 
     def _ids(self, row_ids: Values) -> Int64s:
         ids = as_flat_row_ids(row_ids)
@@ -211,12 +228,11 @@ class Table:
     def __repr__(self) -> str:
         return f"Table({self.spec!r})"
 
-    def __reduce__(self) -> NoReturn:
-        """Refuses pickling: a connection cannot travel.
+    def __reduce__(self) -> tuple[type[Table], tuple[Cluster, TableSpec]]:
+        return type(self), (self._cluster, self._spec)
 
-        Raises:
-            TypeError: always, as for every object that cannot be pickled.
-        """
-        raise TypeError(
-            f"a shardam Table cannot be pickled; in the other process call shardam.connect(...).table({self.name!r})"
-        )
+    def __copy__(self) -> Table:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Table:
+        return self

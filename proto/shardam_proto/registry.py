@@ -57,6 +57,10 @@ class Keys:
         """String: lineage of the state that shard last served, to notice a shard that comes back empty."""
         return f"shardam:{self.cluster}:lineage:{index}"
 
+    def given_rows(self, table_id: int) -> str:
+        """String with a time to live: the lease of the one client that writes a table's given (pretrained) rows."""
+        return f"shardam:{self.cluster}:given_rows:{table_id}"
+
 
 @dataclasses.dataclass(frozen=True)
 class ClusterEntry:

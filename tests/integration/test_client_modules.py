@@ -96,8 +96,8 @@ def test_the_gradient_is_that_of_torch_through_a_model(cluster: LocalCluster) ->
         ("sparse", False, "always sparse"),
         ("output_dtype", torch.float64, "must be one of"),
         ("dtype", "float64", "dtype must be one of"),
-        ("dtype", torch.bfloat16, "float32 weights only"),
-        ("step", "row", "per table only"),
+        ("dtype", torch.float64, "dtype must be one of"),
+        ("step", "epoch", "step must be"),
         ("init", 0.5, "shardam.init value"),
         ("table", "a/b", "is not allowed"),
     ],
@@ -108,6 +108,23 @@ def test_arguments_that_are_not_supported_are_refused_with_the_remedy(
     arguments: dict[str, object] = {"table": next(_names), "cluster": cluster, argument: value}
     with pytest.raises(BadOption, match=remedy):
         Embedding(10, 4, **arguments)  # type: ignore[arg-type]  # what a caller may pass by mistake
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tables_of_low_precision_with_row_steps_train_in_float32(cluster: LocalCluster, dtype: torch.dtype) -> None:
+    items = Embedding(None, 4, table=next(_names), cluster=cluster, dtype=dtype, step="row")
+    sparse = SparseAdam([items], lr=0.1)
+    for ids in ([1, 2], [1, 3], [1, 2]):
+        rows = items(torch.tensor(ids))
+        assert rows.dtype == torch.float32
+        torch.testing.assert_close(rows, rows.to(dtype).float(), rtol=0, atol=0)
+        rows.sum().backward()
+        sparse.step()
+        sparse.zero_grad()
+    state = items.table.rows([1, 2, 3])
+    assert state.step.tolist() == [3, 2, 1]
+    assert state.exp_avg.dtype == np.float32
+    assert items.table.spec.dtype == str(dtype).removeprefix("torch.")
 
 
 def test_torchs_neutral_arguments_are_accepted_in_torchs_order(cluster: LocalCluster) -> None:
@@ -161,8 +178,48 @@ def test_what_a_module_without_parameters_cannot_do_is_said(cluster: LocalCluste
     assert not hasattr(items, "weight")
     with pytest.raises(AttributeError, match=r"module\.table\.pull\(ids\)"):
         _ = items.weight
-    with pytest.raises(BadOption, match=r"module\.trainable = False"):
+    with pytest.raises(BadOption, match=r"call module\.freeze\(\)"):
         items.requires_grad_(False)
+    with pytest.raises(BadOption, match=r"zero_grad\(\) of the SparseAdam that has it"):
+        items.zero_grad()
+    model = nn.Sequential(items, nn.Linear(4, 1))
+    for convert in (model.bfloat16, model.half, model.double, lambda: model.to(torch.bfloat16)):
+        with pytest.raises(BadOption, match=r"Make the module with output_dtype=torch\.\w+"):
+            convert()
+    assert model.float().to("cpu").share_memory() is model
+    state = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 1)).state_dict()
+    for strict in (True, False):
+        with pytest.raises(BadOption, match=r"module\.table\.assign\(range\(n\), state_dict\['0\.weight'\]\).*from_pretrained"):
+            model.load_state_dict(state, strict=strict)
+    del state["0.weight"]
+    model.load_state_dict(state)
+
+
+def test_what_goes_through_parameters_alone_cannot_be_seen(cluster: LocalCluster) -> None:
+    """Documented: there is nothing that a call on a model around the module could reach."""
+    items = make(cluster)
+    model = nn.Sequential(items, nn.Linear(4, 1))
+    sparse = SparseAdam([items], lr=0.1)
+    model(torch.tensor([1])).sum().backward()
+    model.zero_grad()
+    model.requires_grad_(False)
+    sparse.step()
+    assert items.table.stats().table_step == 1
+    assert items(torch.tensor([1])).requires_grad
+    assert "`model.zero_grad()`" in str(Embedding.__doc__)
+
+
+def test_a_frozen_module_keeps_no_gradient_while_another_of_its_table_trains(cluster: LocalCluster) -> None:
+    items = make(cluster)
+    looked_at = Embedding(None, 4, table=items.table.name, cluster=cluster)
+    sparse = SparseAdam([items], lr=0.1)
+    assert looked_at.freeze() is looked_at
+    output = items(torch.tensor([1])) + looked_at(torch.tensor([2]))
+    output.sum().backward()
+    sparse.step()
+    assert items.table.rows([1, 2]).found.tolist() == [True, False]
+    looked_at.trainable = True
+    assert looked_at(torch.tensor([2])).requires_grad
 
 
 def test_a_deep_copy_shares_the_table_and_its_gradient(cluster: LocalCluster) -> None:
@@ -177,14 +234,11 @@ def test_a_deep_copy_shares_the_table_and_its_gradient(cluster: LocalCluster) ->
     np.testing.assert_allclose(rows.exp_avg, 0.2, rtol=1e-6)
 
 
-def test_pickling_is_refused_with_what_to_do(cluster: LocalCluster) -> None:
-    items = make(cluster)
-    with pytest.raises(TypeError, match=r"call shardam\.connect in the other process"):
-        pickle.dumps(cluster)
-    with pytest.raises(TypeError, match=r"shardam\.connect\(\.\.\.\)\.table\("):
-        pickle.dumps(items.table)
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(items)
+def test_an_optimizer_cannot_be_pickled_or_copied_and_says_what_to_do(cluster: LocalCluster) -> None:
+    sparse = SparseAdam([make(cluster)])
+    for copied in (pickle.dumps, copy.deepcopy, copy.copy):
+        with pytest.raises(TypeError, match=r"load_state_dict\(optimizer\.state_dict\(\)\)"):
+            copied(sparse)
 
 
 def test_ddp_wraps_the_dense_part_and_does_not_see_the_rows(cluster: LocalCluster, tmp_path: os.PathLike[str]) -> None:

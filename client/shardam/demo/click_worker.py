@@ -63,7 +63,7 @@ class ClickWorker:
         self._fields = ShardedFields(data.fields, cluster)
         torch.manual_seed(run.seed)
         self._tower = DenseTower(len(data.fields), data.dense.shape[1])
-        self._sparse = shardam.SparseAdam(self._fields.embeddings, lr=LEARNING_RATE)
+        self._sparse = shardam.SparseAdam(self._fields.tables, lr=LEARNING_RATE)
         replica = DistributedDataParallel(self._tower)
         dense = torch.optim.Adam(replica.parameters(), lr=LEARNING_RATE)
         self._trainer = Trainer(self._fields, replica, [self._sparse, dense])

@@ -67,7 +67,7 @@ class DenseTower(nn.Module):
 
 
 class ShardedFields(nn.Module):
-    """One unbounded table on the cluster's shards for each field.
+    """One unbounded table on the cluster's shards for each field, looked up in one message to each shard.
 
     Unbounded, because click logs carry raw ids (hashes, account numbers) and new ones turn up every day: no vocabulary has
     to be made before training, and a table holds only the rows that training touched.
@@ -75,11 +75,14 @@ class ShardedFields(nn.Module):
 
     def __init__(self, fields: Sequence[str], cluster: shardam.Cluster) -> None:
         super().__init__()
-        self.embeddings = [shardam.Embedding(None, DIM, table=field, cluster=cluster, init=INIT) for field in fields]
+        self.tables = shardam.EmbeddingCollection(
+            {field: shardam.Embedding(None, DIM, table=field, cluster=cluster, init=INIT) for field in fields}
+        )
 
     def forward(self, row_ids: Tensor) -> Tensor:
         """Pulls rows: int64 raw ids [B, F] to float32 [B, F, DIM]."""
-        return torch.stack([table(row_ids[:, field]) for field, table in enumerate(self.embeddings)], dim=1)
+        rows = self.tables({name: row_ids[:, field] for field, name in enumerate(self.tables.features)})
+        return torch.stack(list(rows.values()), dim=1)
 
 
 class LocalFields(nn.Module):

@@ -55,7 +55,7 @@ class Worker:
         self._tower = DenseTower(len(run.data.fields), run.data.dense.shape[1])
         self._baseline = self._make_baseline() if self._rank == 0 else None
         dist.barrier()  # no rank may push before rank 0 has read the initial rows
-        self._sparse = shardam.SparseAdam(self._fields.embeddings, lr=LEARNING_RATE)
+        self._sparse = shardam.SparseAdam(self._fields.tables, lr=LEARNING_RATE)
         replica = DistributedDataParallel(self._tower)
         dense = torch.optim.Adam(replica.parameters(), lr=LEARNING_RATE)
         self._trainer = Trainer(self._fields, replica, [self._sparse, dense])

@@ -1,0 +1,226 @@
+"""What Embedding and EmbeddingBag have in common: a torch module without parameters whose rows live in a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NoReturn, Self
+
+import torch
+from torch import nn
+
+from shardam._arrays import Int64s, Values, as_row_ids, check_bounds
+from shardam._gradient import TableGradient, gradient_of
+from shardam._uses import CompactRows, Use
+from shardam.cluster import Cluster
+from shardam.table import Table
+from shardam_proto.errors import BadOption
+from shardam_proto.schema import DtypeName, TableSpec
+
+_NEUTRAL: Mapping[str, tuple[object, str]] = {
+    "max_norm": (None, "renormalizing would write rows in a forward pass; clip with sparse.parameters() instead"),
+    "norm_type": (2.0, "it only matters with max_norm"),
+    "scale_grad_by_freq": (False, "scale the loss instead"),
+    "sparse": (True, "gradients of tables on shards are always sparse"),
+    "_weight": (None, "rows live on shards; from_pretrained writes them"),
+}
+"""torch's other arguments: the only value each may have, and what to do instead."""
+
+_OUTPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where a module's output goes.
+
+    Attributes:
+        device: None: the ids' device.
+        dtype: rows are float32 until the last moment, and so are sums of gradients.
+    """
+
+    device: torch.device | str | None
+    dtype: torch.dtype
+
+
+class Parameterless(nn.Module):
+    """A module whose rows live elsewhere: refuses what torch would do to its parameters, and would do to none here."""
+
+    def _who(self) -> str:
+        """Names the module in messages."""
+        raise NotImplementedError
+
+    def freeze(self) -> Self:
+        """Stops training through this module, and returns it; other modules of the same tables go on.
+
+        From the next forward on its rows get no gradient. `trainable = True` of a module with a table undoes it.
+        """
+        for module in self.modules():
+            if isinstance(module, TableModule):
+                module.trainable = False
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
+        """Refuses: there is no parameter to set.
+
+        Raises:
+            BadOption: always.
+        """
+        remedy = "set module.trainable = True" if requires_grad else "call module.freeze()"
+        raise BadOption(f"{self._who()} has no parameters, so requires_grad_({requires_grad}) would do nothing; {remedy}")
+
+    def zero_grad(self, set_to_none: bool = True) -> NoReturn:
+        """Refuses: the gradient is the optimizer's.
+
+        Raises:
+            BadOption: always.
+        """
+        raise BadOption(
+            f"{self._who()} has no parameters, so zero_grad(set_to_none={set_to_none}) would do nothing; call zero_grad() of "
+            "the SparseAdam that has it"
+        )
+
+
+class TableModule(Parameterless):
+    """A module whose rows live in a table of a cluster; base of Embedding and EmbeddingBag.
+
+    It has no parameters: DDP, FSDP and dense optimizers pass it over, and what a program does through `model.parameters()`
+    does not reach it. `model.zero_grad()` and `model.requires_grad_(False)` on a module around it therefore do nothing here:
+    use the SparseAdam's zero_grad, and freeze(). What is called on this module itself and cannot work is refused. `.to(device)`
+    has nothing to move: the output is on `device=`, else on the ids' device. A deep copy shares the table; a pickle carries the
+    cluster's address and the table's name, and connects anew when it is first used.
+
+    Args:
+        cluster: the cluster that holds the table.
+        spec: the table; created if it does not exist.
+        output: where the output goes.
+        trainable: False: the rows never get a gradient.
+
+    Raises:
+        BadOption: an argument that is not supported; the message has the remedy.
+        SchemaMismatch: the table exists with another schema.
+    """
+
+    def __init__(self, cluster: Cluster, spec: TableSpec, output: Output, trainable: bool) -> None:
+        super().__init__()
+        if output.dtype not in _OUTPUT_DTYPES:
+            raise BadOption(f"{self._called(spec)}: output_dtype must be one of {_OUTPUT_DTYPES}, got {output.dtype!r}")
+        if not isinstance(cluster, Cluster):
+            raise BadOption(f"{self._called(spec)}: cluster must come from connect or LocalCluster, got {cluster!r}")
+        self.device = None if output.device is None else torch.device(output.device)
+        self.output_dtype = output.dtype
+        self.trainable = trainable
+        self._table = cluster.create_table(spec)
+
+    @classmethod
+    def _check_neutral(cls, table: str, arguments: Mapping[str, object]) -> None:
+        """Refuses what torch's module has and this one cannot do.
+
+        Raises:
+            BadOption: with the remedy.
+        """
+        for name, value in arguments.items():
+            neutral, remedy = _NEUTRAL[name]
+            if value is not neutral and value != neutral:
+                raise BadOption(f"{cls.__name__} of table {table!r}: {name} can only be {neutral!r}, got {value!r}; {remedy}")
+
+    @classmethod
+    def _called(cls, spec: TableSpec) -> str:
+        return f"{cls.__name__} of table {spec.name!r}"
+
+    def _who(self) -> str:
+        return self._called(self._table.spec)
+
+    @property
+    def table(self) -> Table:
+        """The table."""
+        return self._table
+
+    @property
+    def num_embeddings(self) -> int | None:
+        """Number of rows of a bounded table, else None."""
+        return self._table.spec.num_embeddings
+
+    @property
+    def embedding_dim(self) -> int:
+        """Elements of a row."""
+        return self._table.dim
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The padding row, if there is one."""
+        return self._table.spec.padding_idx
+
+    @property
+    def _gradient(self) -> TableGradient:
+        return gradient_of(self._table.cluster, self._table.info())
+
+    def _ids(self, row_ids: torch.Tensor | Values) -> tuple[Int64s, torch.device]:
+        """Returns checked ids and the output's device."""
+        if isinstance(row_ids, torch.Tensor):
+            device, row_ids = row_ids.device, row_ids.cpu()
+        else:
+            device = torch.device("cpu")
+        ids = as_row_ids(row_ids)
+        check_bounds(ids, self.num_embeddings, self._table.name)
+        return ids, self.device or device
+
+    def _combine(self, use: Use, compact: CompactRows) -> torch.Tensor:
+        """Computes a use's output from the rows it needs."""
+        raise NotImplementedError
+
+    # -- what a module without parameters cannot do is said
+
+    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
+        """Explains why there is no weight.
+
+        Raises:
+            AttributeError: as for every missing attribute, so that hasattr() is False.
+        """
+        if name == "weight":
+            raise AttributeError(
+                f"shardam.{type(self).__name__} has no weight: the rows live on shards. Read them with module.table.pull(ids), "
+                "write them with module.table.assign(ids, weight)"
+            )
+        return super().__getattr__(name)
+
+    def _apply(self, fn: object, recurse: bool = True) -> Self:
+        """Refuses a change of dtype, such as model.bfloat16(); a change of device has nothing to move.
+
+        Raises:
+            BadOption: the dtype would change.
+        """
+        dtype = fn(torch.empty(0)).dtype if callable(fn) else torch.float32
+        if dtype != torch.float32:
+            raise BadOption(
+                f"{self._who()} has no parameters to convert to {dtype}: its rows are on shards, in the "
+                f"table's dtype. Make the module with output_dtype={dtype} for its output, or with dtype={dtype} for what is "
+                "stored, and convert the other modules of the model one by one"
+            )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types here
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *unused: object) -> None:
+        """Refuses the weight of a torch.nn.Embedding; this module has nothing to load.
+
+        Raises:
+            BadOption: the state_dict has a weight for it.
+        """
+        if prefix + "weight" in state_dict:
+            raise BadOption(
+                f"{self._who()} has no weight to load from {prefix + 'weight'!r}: the rows live on shards. "
+                f"Write them with module.table.assign(range(n), state_dict[{prefix + 'weight'!r}]), or make the module with "
+                f"shardam.{type(self).__name__}.from_pretrained(weight, ...), and take the key out of the state_dict"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *unused)
+
+    def _describe(self, *parts: str) -> str:
+        padding = [] if self.padding_idx is None else [f"padding_idx={self.padding_idx}"]
+        return ", ".join([f"{self.num_embeddings}, {self.embedding_dim}", *parts, *padding, f"table={self._table.name!r}"])
+
+
+def dtype_name_of(dtype: DtypeName | torch.dtype) -> DtypeName:
+    """Returns the schema's name of a dtype, which TableSpec checks."""
+    if isinstance(dtype, torch.dtype):
+        name: DtypeName = str(dtype).removeprefix("torch.")  # type: ignore[assignment]  # TableSpec checks it
+        return name
+    return dtype
