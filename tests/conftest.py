@@ -1,4 +1,6 @@
-"""What holds for every test: a clean environment, repeatable Hypothesis runs, and no skip that is not on the list."""
+"""What holds for every test: a clean environment, repeatable Hypothesis runs, no skip that is not on the list, and a summary of
+what tests measured.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,26 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("shardam", deadline=None, derandomize=True, print_blob=True)
     hypothesis.settings.load_profile("shardam")
     config.pluginmanager.register(SkipCheck(), "shardam-skip-check")
+    config.pluginmanager.register(Measured(), "shardam-measured")
+
+
+class Measured:
+    """Prints what passed tests recorded as the property "summary"; under xdist, too."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Notes the property when the test and its fixtures are done."""
+        if report.when == "teardown":
+            self.lines += [f"{report.nodeid}: {value}" for name, value in report.user_properties if name == "summary"]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Prints the lines."""
+        if self.lines:
+            terminalreporter.section("measured")
+            for line in sorted(self.lines):
+                terminalreporter.line(line)
 
 
 class SkipCheck:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 GOLDEN = 0x9E3779B97F4A7C15
 """G: 2**64 divided by the golden ratio, splitmix64's increment."""
@@ -64,6 +63,8 @@ def table_seed(cluster_seed: int, name: str) -> int:
         cluster_seed: the cluster's `--seed`, taken modulo 2**64.
         name: the table's name at creation; a rename keeps the seed.
     """
+    import xxhash  # kernels need no names, and run where it is not installed (benchmarks/gpu.py)
+
     return mix64_int(cluster_seed + GOLDEN * xxhash.xxh3_64_intdigest(name.encode()))
 
 

@@ -1,13 +1,14 @@
 """What the compiler makes of every GPU kernel: only float32 arithmetic that is rounded by itself, no spills, wide accesses.
 
-The interpreter cannot see a contraction, an approximation or a flushed denormal; the PTX can (CONTRACT.md, Gates). No GPU and no
-driver is needed.
+The interpreter cannot see a contraction, an approximation or a flushed denormal; the PTX can (CONTRACT.md, Gates). No GPU and
+no driver is needed. The run's summary has the registers.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,13 @@ DECAYS = {"no decay": 0, "coupled": 1, "decoupled": 2}
 
 # On sm_100 some come two at a time (f32x2); each of the two is rounded by itself.
 ARITHMETIC = re.compile(r"(?:add|sub|mul)\.rn\.f32(?:x2)?|(?:div|sqrt)\.rn\.f32|(?:neg|abs|min|max)\.f32")
-BESIDE = re.compile(r"cvt(?:\.(?:rn|rzi))?(?:\.[a-z]\d+)?\.(?:b?f16|f32|[su]\d+)|selp\.f32|setp\.[a-z]+(?:\.[a-z]+)?\.f32|mov\.[bf]\d+")
+BESIDE = re.compile(
+    r"cvt(?:\.(?:rn|rzi))?(?:\.[a-z]\d+)?\.(?:b?f16|f32|[su]\d+)|selp\.f32|setp\.[a-z]+(?:\.[a-z]+)?\.f32|mov\.[bf]\d+"
+)
 
 POINTERS = {
     "gradients": "*fp32",
-    "order": "*i32",
     "starts": "*i32",
-    "first": "*i32",
     "distances": "*i64",
     "step_factors": "*fp32",
     "streams": "*i64",
@@ -70,11 +71,19 @@ def _update(record: Layout, tile: Tile, decay: int, mean: bool, arch: int, folde
         "MEAN": mean,
     }
     signature = _signature(adam_update_kernel, constants)
-    return compile_kernel(adam_update_kernel, signature, constants, arch=arch, warps=tile.warps, folder=folder)
+    return compile_kernel(adam_update_kernel, signature, constants, arch, tile, folder)
+
+
+@pytest.fixture
+def note_registers(record_property: Callable[[str, object], None]) -> Iterator[list[int]]:
+    """A list of registers per thread, of which the summary shows number and range."""
+    registers: list[int] = []
+    yield registers
+    if registers:
+        record_property("summary", f"{len(registers)} kernels, {min(registers)} to {max(registers)} registers, no spills")
 
 
 def _check(compiled: Compiled, label: str) -> None:
-    print(f"{label}: {compiled.registers} registers")
     unknown = {name for name in compiled.float_instructions() if not (ARITHMETIC.fullmatch(name) or BESIDE.fullmatch(name))}
     unknown -= {name for name in unknown if re.match(r"(?:ld|st)\.", name)}
     assert not unknown, f"{label}: not rounded by itself, or unknown: {sorted(unknown)}"
@@ -95,31 +104,39 @@ def _check_width(compiled: Compiled, record: Layout, label: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_variant_of_the_update_is_rounded_operation_by_operation(dtype: str, arch: int, tmp_path: Path) -> None:
+def test_every_variant_of_the_update_is_rounded_operation_by_operation(
+    dtype: str, arch: int, tmp_path: Path, note_registers: list[int]
+) -> None:
     record = layout(64, dtype)
     for (name, decay), mean, tile in itertools.product(DECAYS.items(), [False, True], _tiles(64)):
         label = f"update sm_{arch} {dtype} dim 64 {name} mean={mean} rows={tile.rows}"
         compiled = _update(record, tile, decay, mean, arch, tmp_path)
         _check(compiled, label)
+        note_registers.append(compiled.registers)
         _check_width(compiled, record, label)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_dim_spills_and_rows_of_whole_vectors_move_16_bytes_at_a_time(dtype: str, arch: int, tmp_path: Path) -> None:
+def test_no_dim_spills_and_rows_of_whole_vectors_move_16_bytes_at_a_time(
+    dtype: str, arch: int, tmp_path: Path, note_registers: list[int]
+) -> None:
     for place, dim in enumerate([*DIMS, 4, 12, 1000]):
         record = layout(int(str(dim)), dtype)
         tile = _tiles(record.dim)[place % 2]
         label = f"update sm_{arch} {dtype} dim {dim} rows={tile.rows}"
         compiled = _update(record, tile, 2, True, arch, tmp_path)
         _check(compiled, label)
+        note_registers.append(compiled.registers)
         if record.dim % 4 == 0:
             _check_width(compiled, record, label)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dim", [3, 64, 128])
-def test_rows_are_read_written_and_cleared_in_whole_vectors_without_spills(dim: int, arch: int, tmp_path: Path) -> None:
+def test_rows_are_read_written_and_cleared_in_whole_vectors_without_spills(
+    dim: int, arch: int, tmp_path: Path, note_registers: list[int]
+) -> None:
     for kernel, dtype in itertools.product((read_rows_kernel, write_rows_kernel, clear_rows_kernel), DTYPES):
         record = layout(dim, dtype)
         clears = kernel is clear_rows_kernel
@@ -128,9 +145,10 @@ def test_rows_are_read_written_and_cleared_in_whole_vectors_without_spills(dim: 
         constants: dict[str, object] = {"BLOCK": tile.block, "ROWS": tile.rows}
         constants |= {"STRIDE": columns} if clears else {"DIM": dim, "OFFSET": 0, "DTYPE": DTYPE_CODES[dtype]}
         signature = _signature(kernel, constants)
-        compiled = compile_kernel(kernel, signature, constants, arch=arch, warps=tile.warps, folder=tmp_path)
+        compiled = compile_kernel(kernel, signature, constants, arch, tile, tmp_path)
         label = f"{kernel.__name__} sm_{arch} {dtype} dim {dim}"
         _check(compiled, label)
+        note_registers.append(compiled.registers)
         if dim % 4 == 0:
             stores = [size for kind, size in compiled.global_accesses() if kind == "st"]
             narrow_store = dtype != "float32" and kernel is write_rows_kernel
@@ -138,7 +156,9 @@ def test_rows_are_read_written_and_cleared_in_whole_vectors_without_spills(dim: 
 
 
 def test_the_gate_sees_a_contraction_an_approximation_and_a_narrow_access() -> None:
-    bad = Compiled("\tfma.rn.f32 %r1, %r2;\n\t@%p1 ex2.approx.ftz.f32 %f1, %f2;\n\tatom.global.add.f32 %f1, [%rd1], %f2;\n", 1, 0)
+    bad = Compiled(
+        "\tfma.rn.f32 %r1, %r2;\n\t@%p1 ex2.approx.ftz.f32 %f1, %f2;\n\tatom.global.add.f32 %f1, [%rd1], %f2;\n", 1, 0
+    )
     assert bad.float_instructions() == {"fma.rn.f32", "ex2.approx.ftz.f32", "atom.global.add.f32"}
     with pytest.raises(AssertionError, match=r"atom\.global\.add\.f32"):
         _check(bad, "bad")

@@ -1,6 +1,6 @@
 """One conformance suite over NumPy, C++ and Triton: the same bits for every dtype, option, dim and length of a run.
 
-The cases and their program are in shardam_testing.kernel_cover. Triton's kernels run in the interpreter, in a process of its own.
+The cases and their program are in shardam_testing.kernel_cover. Triton's kernels are interpreted, in a process of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SparseAdam's step on a GPU: the sum of each row's run of gradients and the update, in one pass over the record.
 
-A program works on ROWS rows times BLOCK columns. Each element is one chain of float32 operations, each rounded by itself, in the
-order of CONTRACT.md; nothing is added across threads, so neither the tile nor the grid changes a bit. A long run is one row
-whose columns are spread over programs (adam_update in launch.py).
+A program works on ROWS rows times BLOCK columns. Each element is one chain of float32 operations, each rounded by itself, in
+the order of CONTRACT.md; nothing is added across threads, so neither the tile nor the grid changes a bit. The columns of a row
+with a long run are spread over programs; its gradients are added in order in each (tiles.py).
 
 Source: torch.optim.SparseAdam (eps beside the raw square root); decay as torch.optim.Adam and AdamW.
 """
@@ -31,32 +31,28 @@ _DECAYED_GRADIENT_LIMIT = tl.constexpr(18446742974197923840.0)  # 2**64 - 2**40
 
 
 @triton.jit
-def sum_run(gradients, order, starts, first, rows, is_row, last, columns, mask, DIM: tl.constexpr, UNROLL: tl.constexpr):  # noqa: N803
+def sum_run(gradients, starts, rows, is_row, last, columns, mask, DIM: tl.constexpr, UNROLL: tl.constexpr):
     """Returns each row's sum of its gradients, float32 [ROWS, BLOCK]: left to right, from the first one.
 
     Rows are in ascending order of the length of their runs; `last` is the program's last row.
     """
     start = tl.load(starts + rows, mask=is_row, other=0)
     length = tl.load(starts + rows + 1, mask=is_row, other=0) - start
-    position = tl.load(first + rows, mask=is_row, other=0)
-    total = tl.load(gradients + position[:, None].to(tl.int64) * DIM + columns, mask=mask, other=0.0)
+    run = gradients + start[:, None].to(tl.int64) * DIM + columns
+    total = tl.load(run, mask=mask, other=0.0)
     longest = tl.load(starts + last + 1) - tl.load(starts + last)
     for done in range(1, longest, UNROLL):
         for step in tl.static_range(UNROLL):
-            has_more = done + step < length
-            position = tl.load(order + start + done + step, mask=has_more, other=0)
-            more = mask & has_more[:, None]
-            term = tl.load(gradients + position[:, None].to(tl.int64) * DIM + columns, mask=more, other=0.0)
+            more = mask & (done + step < length)[:, None]
+            term = tl.load(run + tl.cast(done + step, tl.int64) * DIM, mask=more, other=0.0)
             total = tl.where(more, total + term, total)  # adding the 0.0 of a masked load would turn -0.0 into 0.0
     return total
 
 
 @triton.jit(do_not_specialize=["first_row", "end_row", "sign_flip"])
 def adam_update_kernel(
-    gradients,  # float32 [N, DIM]
-    order,  # int32 [N]
-    starts,  # int32 [U + 1]
-    first,  # int32 [U], order[starts[:-1]]
+    gradients,  # float32 [N, DIM], run after run
+    starts,  # int32 [U + 1], of the runs
     distances,  # int64 [U], 16-byte units
     step_factors,  # float32 [U]
     streams,  # int64 [U], used for narrow weights
@@ -73,15 +69,15 @@ def adam_update_kernel(
     sign_flip,  # the sign bit if maximize, else 0
     first_row,
     end_row,
-    DIM: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    UNROLL: tl.constexpr,  # noqa: N803
-    EXP_AVG: tl.constexpr,  # noqa: N803  in float32 from the record's start
-    EXP_AVG_SQ: tl.constexpr,  # noqa: N803
-    DTYPE: tl.constexpr,  # noqa: N803
-    DECAY: tl.constexpr,  # noqa: N803
-    MEAN: tl.constexpr,  # noqa: N803
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    EXP_AVG: tl.constexpr,  # in float32 from the record's start
+    EXP_AVG_SQ: tl.constexpr,
+    DTYPE: tl.constexpr,
+    DECAY: tl.constexpr,
+    MEAN: tl.constexpr,
 ):
     """Updates rows first_row .. end_row - 1: weight, exp_avg, exp_avg_sq."""
     rows = first_row + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -99,7 +95,7 @@ def adam_update_kernel(
     m = tl.load(record + EXP_AVG, mask=mask, other=0.0)
     v = tl.load(record + EXP_AVG_SQ, mask=mask, other=0.0)
     last = tl.minimum(first_row + tl.program_id(0) * ROWS + ROWS, end_row) - 1
-    g = sum_run(gradients, order, starts, first, rows, is_row, last, columns, mask, DIM, UNROLL) * unscale
+    g = sum_run(gradients, starts, rows, is_row, last, columns, mask, DIM, UNROLL) * unscale
     if MEAN:
         g = tl.div_rn(g, divisor)
     g = (g.to(tl.int32, bitcast=True) ^ sign_flip).to(tl.float32, bitcast=True)

@@ -64,7 +64,7 @@ class Arena:
             blocks = [torch.zeros(size * self.stride_bytes, dtype=torch.uint8, device=self.device) for size in sizes]
         except torch.OutOfMemoryError as error:
             raise MemoryError(
-                f"{self.device} has no room for {total * self.stride_bytes:,} bytes of records, {self.memory_bytes:,} of them in use"
+                f"{self.device} has no room for {total * self.stride_bytes:,} bytes of records, {self.memory_bytes:,} in use"
             ) from error
         self._blocks += blocks
         units = self.stride_bytes // UNIT_BYTES

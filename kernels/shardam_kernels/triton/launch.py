@@ -19,7 +19,7 @@ from shardam_kernels.row_steps import RowSteps
 from shardam_kernels.triton.adam_kernel import COUPLED, DECOUPLED, NO_DECAY, adam_update_kernel
 from shardam_kernels.triton.arena import Records
 from shardam_kernels.triton.row_kernels import clear_rows_kernel, read_rows_kernel, write_rows_kernel
-from shardam_kernels.triton.staging import to_device
+from shardam_kernels.triton.staging import Taken, to_device
 from shardam_kernels.triton.tiles import LONG_RUN, Tile, long_run_tile, row_tile
 from shardam_kernels.triton.weights import DTYPE_CODES
 
@@ -38,9 +38,7 @@ class DeviceStep:
         step_factors: float32 [U].
         streams: int64 [U], what each row's rounding is drawn from; None for float32 weights.
         starts: int32 [U + 1], as in Runs.
-        first: int32 [U], the position of each run's first gradient.
-        order: int32 [N], as in Runs.
-        gradients: float32 [N, dim], as pushed.
+        gradients: float32 [N, dim], run after run.
         num_short: the first so many rows have runs of at most LONG_RUN gradients.
     """
 
@@ -48,14 +46,12 @@ class DeviceStep:
     step_factors: torch.Tensor
     streams: torch.Tensor | None
     starts: torch.Tensor
-    first: torch.Tensor
-    order: torch.Tensor
     gradients: torch.Tensor
     num_short: int
 
 
 def stage_step(records: Records, slots: Int64s, gradients: Float32s, runs: Runs, steps: RowSteps) -> DeviceStep:
-    """Brings a step to the device in one transfer.
+    """Brings a step to the device in one transfer; gradients are put in the order of their runs on the way.
 
     Args:
         records: the table's records.
@@ -74,12 +70,10 @@ def stage_step(records: Records, slots: Int64s, gradients: Float32s, runs: Runs,
     _require_shape("slots", slots, (num_rows,))
     _require_shape("steps.factors", steps.factors, (num_rows,))
     _require_shape("gradients", gradients, (runs.order.size, dim))
-    arrays: dict[str, npt.NDArray[np.generic]] = {
-        "gradients": gradients,
+    arrays: dict[str, npt.NDArray[np.generic] | Taken] = {
+        "gradients": Taken(gradients, runs.order),
         "distances": records.arena.distances(slots),
-        "order": runs.order,
         "starts": runs.starts,
-        "first": runs.order[runs.starts[:-1]],
         "step_factors": steps.factors,
     }
     if steps.rounding is not None:
@@ -93,8 +87,6 @@ def stage_step(records: Records, slots: Int64s, gradients: Float32s, runs: Runs,
         step_factors=tensors["step_factors"],
         streams=tensors.get("streams"),
         starts=tensors["starts"],
-        first=tensors["first"],
-        order=tensors["order"],
         gradients=tensors["gradients"],
         num_short=num_short,
     )
@@ -130,9 +122,7 @@ def _update_rows(
         decay = NO_DECAY  # one variant fewer; a product with 1 changes no bit
     adam_update_kernel[tile.grid(len(rows), layout.dim)](
         step.gradients,
-        step.order,
         step.starts,
-        step.first,
         step.distances,
         step.step_factors,
         step.distances if step.streams is None else step.streams,
@@ -158,8 +148,7 @@ def _update_rows(
         DTYPE=DTYPE_CODES[layout.dtype],
         DECAY=decay.value,
         MEAN=factors.divisor != 1,
-        num_warps=tile.warps,
-        enable_fp_fusion=False,
+        **tile.options(),
     )
 
 
@@ -214,7 +203,7 @@ def read_rows(records: Records, component: Component, distances: torch.Tensor, o
         ROWS=tile.rows,
         OFFSET=component.offset_bytes // ITEM_BYTES[component.dtype],
         DTYPE=DTYPE_CODES[component.dtype],
-        num_warps=tile.warps,
+        **tile.options(),
     )
 
 
@@ -275,7 +264,7 @@ def _write_rows(records: Records, slots: Int64s, components: Mapping[str, Float3
             STRIDE=layout.stride_bytes // 4,
             BLOCK=tile.block,
             ROWS=tile.rows,
-            num_warps=tile.warps,
+            **tile.options(),
         )
     tile = row_tile(layout.dim)
     for name in components:
@@ -292,7 +281,7 @@ def _write_rows(records: Records, slots: Int64s, components: Mapping[str, Float3
             ROWS=tile.rows,
             OFFSET=component.offset_bytes // ITEM_BYTES[component.dtype],
             DTYPE=DTYPE_CODES[component.dtype],
-            num_warps=tile.warps,
+            **tile.options(),
         )
     return saturated
 

@@ -17,11 +17,11 @@ def read_rows_kernel(
     base,  # float32, the same
     out,  # float32 [N, DIM]
     num_rows,
-    DIM: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    OFFSET: tl.constexpr,  # noqa: N803  of the component, in its own values
-    DTYPE: tl.constexpr,  # noqa: N803
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    OFFSET: tl.constexpr,  # of the component, in its own values
+    DTYPE: tl.constexpr,
 ):
     """Writes a component of rows to out; zeros where a row does not exist."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -46,11 +46,11 @@ def write_rows_kernel(
     base,
     saturated,  # int64, one counter
     num_rows,
-    DIM: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    OFFSET: tl.constexpr,  # noqa: N803
-    DTYPE: tl.constexpr,  # noqa: N803
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):
     """Writes values to a component of rows, to nearest even."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -74,9 +74,9 @@ def clear_rows_kernel(
     distances,  # int64 [N]
     base,
     num_rows,
-    STRIDE: tl.constexpr,  # noqa: N803  of a record, in float32
-    BLOCK: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
+    STRIDE: tl.constexpr,  # of a record, in float32
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """Writes zero to every byte of records."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

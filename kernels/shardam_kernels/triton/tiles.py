@@ -17,9 +17,11 @@ LONG_RUN = 32
 _THREADS_PER_WARP = 32
 _VALUES_PER_LOAD = 4  # float32 in 16 bytes
 _WARPS = 4
-_MAX_BLOCK = 512  # columns of a program: with one row and 4 warps, 4 values a thread; with 8, a register is spilled on sm_90
+_MAX_BLOCK = 512  # columns of a program: with one row and 4 warps, 4 values a thread
 _MAX_ROWS = 128  # of a program: one a thread
 _LONG_BLOCK = 128  # values of a program for long runs: one warp, 16 bytes a thread
+_MAX_REGISTERS = 128  # of a thread: where the assembler is left to choose it spills one to get below 41
+_LONG_UNROLL = 16  # gradients: more of them the assembler does not load ahead
 _INTERPRETED_ROWS = 128  # a program costs the interpreter the same whatever its size ...
 _INTERPRETED_VALUES = 1 << 14  # ... up to about here
 
@@ -40,6 +42,10 @@ class Tile:
     warps: int
     unroll: int = 1
 
+    def options(self) -> dict[str, int | bool]:
+        """Returns the compiler's options for this tile."""
+        return {"num_warps": self.warps, "maxnreg": _MAX_REGISTERS, "enable_fp_fusion": False}
+
     def grid(self, num_rows: int, num_columns: int) -> tuple[int, int]:
         """Returns the number of programs by rows and by columns."""
         return -(-num_rows // self.rows), -(-num_columns // self.block)
@@ -59,4 +65,4 @@ def long_run_tile(num_columns: int, *, interpreted: bool = INTERPRETED) -> Tile:
     block = min(triton.next_power_of_2(num_columns), _MAX_BLOCK if interpreted else _LONG_BLOCK)
     if interpreted:
         return Tile(1, block, 1)
-    return Tile(min(_LONG_BLOCK // block, _MAX_ROWS), block, 1, unroll=8)
+    return Tile(min(_LONG_BLOCK // block, _MAX_ROWS), block, 1, unroll=_LONG_UNROLL)

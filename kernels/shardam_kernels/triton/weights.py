@@ -1,6 +1,6 @@
 """Weights of every dtype inside a kernel (CONTRACT.md, Dtypes and Hashes); reference/weights.py is the same in NumPy.
 
-Narrow weights are int16 in memory and are rounded by their bits: hardware casts round otherwise, and the interpreter's truncate.
+Narrow weights are int16 in memory and rounded by their bits: hardware casts round otherwise, and the interpreter truncates.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def element_hashes(streams, columns):
 
 
 @triton.jit
-def widen(stored, DTYPE: tl.constexpr):  # noqa: N803  constants of a kernel are upper case
+def widen(stored, DTYPE: tl.constexpr):
     """Returns weights as float32, exactly."""
     if DTYPE == BFLOAT16:
         return (stored.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    elif DTYPE == FLOAT16:  # noqa: RET505  the compiler drops a branch only as part of one statement
+    elif DTYPE == FLOAT16:
         return stored.to(tl.float16, bitcast=True).to(tl.float32)
     else:
         return stored
@@ -69,43 +69,43 @@ def split_half(bits):
 
 
 @triton.jit
-def round_stochastically(values, hashes, DTYPE: tl.constexpr):  # noqa: N803
+def round_stochastically(values, hashes, DTYPE: tl.constexpr):
     """Returns magnitudes, int32, of the narrow dtype's bits: up with the probability of the fraction."""
     bits = values.to(tl.int32, bitcast=True)
     if DTYPE == BFLOAT16:
         return ((bits & 0x7FFFFFFF) + ((hashes >> 32).to(tl.int32) & 0xFFFF)) >> 16
-    else:  # noqa: RET505
+    else:
         floor, fraction, exponent = split_half(bits)
         up = fraction > (hashes >> 40).to(tl.int32).to(tl.float32)
         return exponent + floor + up.to(tl.int32)
 
 
 @triton.jit
-def round_to_nearest_even(values, DTYPE: tl.constexpr):  # noqa: N803
+def round_to_nearest_even(values, DTYPE: tl.constexpr):
     """Returns magnitudes, int32, of the narrow dtype's bits."""
     bits = values.to(tl.int32, bitcast=True)
     if DTYPE == BFLOAT16:
         return ((bits & 0x7FFFFFFF) + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    else:  # noqa: RET505
+    else:
         floor, fraction, exponent = split_half(bits)
         up = (fraction > _HALF) | ((fraction == _HALF) & ((floor & 1) != 0))
         return exponent + floor + up.to(tl.int32)
 
 
 @triton.jit
-def is_beyond(magnitudes, DTYPE: tl.constexpr):  # noqa: N803
+def is_beyond(magnitudes, DTYPE: tl.constexpr):
     """Whether rounding left the dtype's finite range."""
     if DTYPE == BFLOAT16:
         return magnitudes >= 0x7F80
-    else:  # noqa: RET505
+    else:
         return magnitudes >= 0x7C00
 
 
 @triton.jit
-def narrow_bits(magnitudes, values, DTYPE: tl.constexpr):  # noqa: N803
+def narrow_bits(magnitudes, values, DTYPE: tl.constexpr):
     """Returns what is stored, int16: saturated, with the sign of the value."""
     sign = (values.to(tl.int32, bitcast=True) >> 16) & 0x8000
     if DTYPE == BFLOAT16:
         return (tl.minimum(magnitudes, 0x7F7F) | sign).to(tl.int16)
-    else:  # noqa: RET505
+    else:
         return (tl.minimum(magnitudes, 0x7BFF) | sign).to(tl.int16)

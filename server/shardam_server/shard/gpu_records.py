@@ -158,6 +158,7 @@ class GpuRecords:
 
     def __init__(self, device: GpuDevice, layout: Layout, initial: InitialRows) -> None:
         self._device = device
+        self._layout = layout
         self._initial = initial
         self._kernels = device.kernels
         self._arena = self._kernels.Arena(layout.stride_bytes, device.device)
@@ -170,7 +171,7 @@ class GpuRecords:
     @property
     def layout(self) -> Layout:
         """Where a record's components lie."""
-        return self._records.layout
+        return self._layout
 
     def prepare(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> GroupedGradients:
         """Groups gradients by row on the host; the device sums them."""

@@ -97,14 +97,21 @@ def _pairs(values: tuple[object, ...]) -> Iterator[tuple[int, int, object, objec
         yield i, j, first, second
 
 
+def _values_to_add(combination: tuple[object, ...]) -> int:
+    _, _, dim, run_length = combination
+    return int(str(dim)) * int(str(run_length))
+
+
 def cover() -> list[CoverCase]:
     """Returns cases that hold every pair; each next one is the combination with the most pairs not yet held.
 
     Among equals the one with the least to add comes first, so that long runs meet wide rows no oftener than they must.
     """
-    combinations = sorted(itertools.product(*PARAMETERS.values()), key=lambda combination: int(str(combination[2])) * int(str(combination[3])))
+    combinations = sorted(
+        itertools.product(*PARAMETERS.values()), key=lambda combination: int(str(combination[2])) * int(str(combination[3]))
+    )
     missing = {pair for combination in combinations for pair in _pairs(combination)}
-    cases = []
+    cases: list[CoverCase] = []
     while missing:
         best = max(combinations, key=lambda combination: sum(pair in missing for pair in _pairs(combination)))
         missing -= set(_pairs(best))

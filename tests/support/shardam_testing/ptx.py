@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.compiler import ASTSource
 
-POINTERS = {"float32": "*fp32", "int16": "*i16", "int32": "*i32", "int64": "*i64"}
+from shardam_kernels.triton.tiles import Tile
 
 _INSTRUCTION = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z][a-z0-9_]*(?:[.:]+[a-zA-Z0-9_]+)*)[^;{]*;", re.MULTILINE)
 _FLOAT = re.compile(r"\.(?:b?f16|f32|f64|tf32|e4m3|e5m2)")
@@ -48,7 +48,12 @@ class Compiled:
 
 
 def compile_kernel(
-    kernel: triton.JITFunction, signature: Mapping[str, str], constants: Mapping[str, object], *, arch: int, warps: int, folder: Path
+    kernel: triton.JITFunction,
+    signature: Mapping[str, str],
+    constants: Mapping[str, object],
+    arch: int,
+    tile: Tile,
+    folder: Path,
 ) -> Compiled:
     """Compiles a kernel as its launcher would, for arguments that are all aligned to 16 bytes.
 
@@ -57,14 +62,13 @@ def compile_kernel(
         signature: Triton types of the arguments, in order.
         constants: values of the constexpr parameters.
         arch: compute capability, such as 90.
-        warps: of a program.
+        tile: whose options are the compiler's.
         folder: for the assembler's input.
     """
     types = dict(signature) | dict.fromkeys(constants, "constexpr")
     aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(types.values()) if kind.startswith("*")}
     source = ASTSource(kernel, types, constexprs=dict(constants), attrs=aligned)
-    options = {"enable_fp_fusion": False, "num_warps": warps}
-    ptx = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options).asm["ptx"]
+    ptx = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=tile.options()).asm["ptx"]
     path = folder / "kernel.ptx"
     path.write_text(ptx, encoding="utf-8")
     report = subprocess.run(

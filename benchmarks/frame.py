@@ -1,0 +1,195 @@
+"""The frame of all benchmarks: interleaved rounds, ratio of medians, one JSON line a figure, and a verdict.
+
+A figure is a rate of ours beside the rate of a peer that does the same work in the same run. `--check` compares the ratio with
+the goal; a control memcpy between the rounds tells whether the machine was quiet enough to say anything.
+
+Imports NumPy only, so that it runs where the package is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+SMOKE_ROUNDS = 2
+ROUNDS = 15
+
+TOLERANCE = 0.85
+"""A check passes from this share of its goal on: a ratio moves that much between machines."""
+
+MAX_CONTROL_SPREAD = 0.10
+"""If the control's time varies by more, the machine is too noisy for a verdict."""
+
+EXIT_MET, EXIT_MISSED, EXIT_NOISY = 0, 1, 3
+
+_CONTROL_BYTES = 1 << 26  # beyond the caches
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One line of output.
+
+    Attributes:
+        name: of the benchmark.
+        value: our rate, in `unit`.
+        unit: of both rates.
+        peer: what the peer is.
+        peer_value: its rate.
+        ratio: value / peer_value, of medians.
+        goal: what the ratio should reach.
+        spread: (90th - 10th percentile) / median of the ratios of the rounds.
+    """
+
+    name: str
+    value: float
+    unit: str
+    peer: str
+    peer_value: float
+    ratio: float
+    goal: float
+    spread: float
+
+    def json_line(self) -> str:
+        """Returns the figure as one line of JSON."""
+        rounded = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in vars(self).items()}
+        return json.dumps(rounded)
+
+    def text_line(self) -> str:
+        """Returns the figure as people read it."""
+        return (
+            f"{self.name:<28} {self.value:>10.4g} {self.unit:<12} {self.ratio:6.2f} x {self.peer} ({self.peer_value:.4g})"
+            f"  goal {self.goal:g}  spread {self.spread:.0%}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two ways to do the same work.
+
+    Attributes:
+        work: in the benchmark's unit, of one call of either.
+        ours: does it our way.
+        peer: does it the peer's way.
+    """
+
+    work: float
+    ours: Callable[[], object]
+    peer: Callable[[], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """A figure to be measured.
+
+    Attributes:
+        name: on the command line and in the output.
+        unit: of work per second.
+        peer: what the peer is.
+        goal: what the ratio should reach.
+        make: builds the pair; its argument is True for the small sizes of a smoke run.
+    """
+
+    name: str
+    unit: str
+    peer: str
+    goal: float
+    make: Callable[[bool], Pair]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A figure and how much the control varied beside it."""
+
+    figure: Figure
+    control_spread: float
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Returns (90th - 10th percentile) / median."""
+    low, middle, high = np.percentile(values, [10, 50, 90])
+    return float((high - low) / middle)
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Returns the wall time of one call."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def measure(benchmark: Benchmark, *, smoke: bool) -> Measured:
+    """Runs a benchmark: a warm-up of both, then rounds of control, ours, peer."""
+    pair = benchmark.make(smoke)
+    source = np.ones(_CONTROL_BYTES // (64 if smoke else 1), np.uint8)
+    target = np.empty_like(source)
+
+    def control() -> None:
+        np.copyto(target, source)
+
+    for work in (control, pair.ours, pair.peer):
+        work()
+        work()
+    rounds = range(SMOKE_ROUNDS if smoke else ROUNDS)
+    times = [(seconds_of(control), seconds_of(pair.ours), seconds_of(pair.peer)) for _ in rounds]
+    controls, ours, peers = zip(*times, strict=True)
+    value, peer_value = pair.work / statistics.median(ours), pair.work / statistics.median(peers)
+    figure = Figure(
+        name=benchmark.name,
+        value=value,
+        unit=benchmark.unit,
+        peer=benchmark.peer,
+        peer_value=peer_value,
+        ratio=value / peer_value,
+        goal=benchmark.goal,
+        spread=spread_of([peer / our for our, peer in zip(ours, peers, strict=True)]),
+    )
+    return Measured(figure, spread_of(controls))
+
+
+def verdict(measured: Sequence[Measured]) -> int:
+    """Returns the exit status of a check: missed only where the machine was quiet."""
+    missed = [each for each in measured if each.figure.ratio < TOLERANCE * each.figure.goal]
+    if not missed:
+        return EXIT_MET
+    noisy = [each for each in missed if each.control_spread > MAX_CONTROL_SPREAD]
+    return EXIT_NOISY if noisy else EXIT_MISSED
+
+
+def main(benchmarks: Sequence[Benchmark], arguments: Sequence[str]) -> int:
+    """Runs the benchmarks that the command line names and prints a line for each.
+
+    Returns:
+        0; with --check 1 if a goal is missed and 3 if the machine was too noisy to say.
+    """
+    parser = argparse.ArgumentParser(description="exit status with --check: 0 goals met, 1 missed, 3 machine too noisy")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(each.name for each in benchmarks)}; default all"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--smoke", action="store_true", help="small sizes and few rounds: the keys are right, the figures are not"
+    )
+    parser.add_argument("--check", action="store_true", help="compare with the goals")
+    options = parser.parse_args(arguments)
+    known = {each.name: each for each in benchmarks}
+    for name in options.names:
+        if name not in known:
+            parser.error(f"unknown benchmark {name!r}")
+    measured = []
+    for name in options.names or known:
+        measured.append(measure(known[name], smoke=options.smoke))
+        print(measured[-1].figure.json_line() if options.json else measured[-1].figure.text_line(), flush=True)
+    if not options.check:
+        return EXIT_MET
+    widest = max(each.control_spread for each in measured)
+    status = verdict(measured)
+    word = {EXIT_MET: "goals met", EXIT_MISSED: "a goal is missed", EXIT_NOISY: "too noisy to say"}[status]
+    print(f"{word}; the control memcpy varied by {widest:.0%}", file=sys.stderr)
+    return status
