@@ -92,7 +92,8 @@ class Outcome:
 
 STAGES = (
     Stage("unit", 90, "unit", PARALLEL),
-    Stage("parity", 200, "parity", PARALLEL),  # compiles and interprets the GPU kernels, too
+    Stage("parity", 90, "parity", PARALLEL),
+    Stage("triton", 200, "triton", ("-n", "2")),  # each worker keeps an interpreter of its own
     Stage("integration", 150, "integration", PARALLEL, exclude="test_rest_*.py"),
     Stage("rest", 120, "integration", PARALLEL, pattern="test_rest_*.py"),
     Stage("demo", 90, "demo", PARALLEL),
