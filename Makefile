@@ -1,7 +1,7 @@
 # What people and CI run. ARGS reaches the command: `make demo ARGS="--epochs 1"`, `make test ARGS="unit parity"`.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint proto cases constraints package-test clean
+.PHONY: help setup demo test lint proto cases constraints package-test bench clean
 
 BIN := .venv/bin
 # protoc finds its plugins on PATH.
@@ -37,6 +37,9 @@ constraints: setup ## writes constraints.txt anew from pyproject.toml, keeping p
 
 package-test: setup ## builds sdist and wheel in a temporary folder, checks what they hold, runs the demo from the wheel
 	$(WITH_VENV) $(BIN)/python scripts/check_package.py
+
+bench: setup ## measures the kernels beside their peers and compares with the goals (wants an idle machine)
+	$(BIN)/python benchmarks/kernels.py --check $(ARGS)
 
 clean: ## removes build results and caches, keeps .venv
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

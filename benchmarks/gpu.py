@@ -6,6 +6,8 @@ A plain script: it needs numpy, torch and triton, reads the pure part of shardam
 It prints one JSON line a figure, as the other benchmarks do, the first within a minute, and takes at most 4 minutes. A share of
 copy bandwidth counts the bytes that must move: each record's components, gradients and indexes once each way.
 
+Where the built package can be imported, a second leg follows: a shard end to end (gpu_shard.py).
+
 Without a GPU it prints the bytes of each row and the time they should take on an H200, and ends with 2. With --rehearse it runs
 tiny sizes on the CPU in Triton's interpreter; its figures mean nothing.
 
@@ -16,8 +18,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -276,7 +280,17 @@ def main() -> int:
         return predict()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     device = torch.device("cuda:0")
-    return run(Sizes(device, 4_000_000, 1_000_000, torch.ones(1 << 30, device=device), ROUNDS))
+    status = run(Sizes(device, 4_000_000, 1_000_000, torch.ones(1 << 30, device=device), ROUNDS))
+    return status or second_leg()
+
+
+def second_leg() -> int:
+    """Runs a shard end to end, in a process of its own, if the package is built here."""
+    if importlib.util.find_spec("shardam_kernels._native") is None or importlib.util.find_spec("shardam_server") is None:
+        print("second leg left out: the package is not built here (pip install . builds it)", flush=True)
+        return 0
+    script = Path(__file__).resolve().parent / "gpu_shard.py"
+    return subprocess.run([sys.executable, str(script), "--json", "--check"], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -1,0 +1,76 @@
+"""Benchmarks in their small form: they run, and print the keys that readers of their output count on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import frame
+import pytest
+from shardam_testing.processes import clean_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = {"name", "value", "unit", "peer", "peer_value", "ratio", "goal", "spread"}
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / script), *arguments],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def figures(lines: Sequence[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("script", "arguments", "names"),
+    [
+        ("kernels.py", (), {"update-1", "update-2", "gather-1", "gather-2"}),
+        ("gpu_shard.py", ("--device", "interpret"), {"gpu-shard-push", "gpu-shard-pull"}),
+    ],
+)
+def test_a_smoke_run_prints_one_json_object_a_figure(script: str, arguments: tuple[str, ...], names: set[str]) -> None:
+    result = run(script, *arguments, "--smoke", "--json")
+    assert result.returncode == 0, result.stderr
+    printed = figures(result.stdout.splitlines())
+    assert {figure["name"] for figure in printed} == names
+    assert all(set(figure) == KEYS for figure in printed)
+    assert all(isinstance(figure["ratio"], float) and figure["ratio"] > 0 for figure in printed)
+
+
+@pytest.mark.timeout(600)
+def test_the_gpu_benchmark_rehearses_in_the_interpreter_and_finds_the_reference_s_bits() -> None:
+    result = run("gpu.py", "--rehearse")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the device leaves the reference's bits" in result.stdout
+    printed = figures([line.partition("#")[0] for line in result.stdout.splitlines() if line.startswith("{")])
+    assert all(set(figure) == KEYS for figure in printed)
+    assert {"copy"} < {figure["name"] for figure in printed}
+
+
+def measured(ratio: float, control_spread: float) -> frame.Measured:
+    return frame.Measured(frame.Figure("f", ratio, "x/s", "peer", 1.0, ratio, 1.0, 0.0), control_spread)
+
+
+@pytest.mark.parametrize(
+    ("each", "status"),
+    [
+        ([measured(0.85, 0.5)], frame.EXIT_MET),
+        ([measured(1.2, 0.0), measured(0.84, 0.05)], frame.EXIT_MISSED),
+        ([measured(1.2, 0.0), measured(0.84, 0.2)], frame.EXIT_NOISY),
+    ],
+)
+def test_a_check_passes_from_85_percent_of_its_goal_and_says_when_the_machine_was_too_noisy(
+    each: list[frame.Measured], status: int
+) -> None:
+    assert frame.verdict(each) == status
