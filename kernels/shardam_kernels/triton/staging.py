@@ -58,7 +58,7 @@ def to_device(arrays: Mapping[str, npt.NDArray[np.generic] | Taken], device: tor
 
 def _copy(array: npt.NDArray[np.generic] | Taken, target: npt.NDArray[np.uint8]) -> None:
     if isinstance(array, Taken):
-        out = target.view(np.float32).reshape(array.order.size, -1)
+        out = target.view(np.float32).reshape(array.order.size, *array.values.shape[1:])
         np.take(array.values, array.order, axis=0, out=out, mode="clip")  # in range; "raise" would copy once more
     else:
         target.view(array.dtype).reshape(array.shape)[...] = array
