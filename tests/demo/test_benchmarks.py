@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import frame
 import pytest
 from shardam_testing.processes import clean_environment
 
@@ -56,21 +55,3 @@ def test_the_gpu_benchmark_rehearses_in_the_interpreter_and_finds_the_reference_
     printed = figures([line.partition("#")[0] for line in result.stdout.splitlines() if line.startswith("{")])
     assert all(set(figure) == KEYS for figure in printed)
     assert {"copy"} < {figure["name"] for figure in printed}
-
-
-def measured(ratio: float, control_spread: float) -> frame.Measured:
-    return frame.Measured(frame.Figure("f", ratio, "x/s", "peer", 1.0, ratio, 1.0, 0.0), control_spread)
-
-
-@pytest.mark.parametrize(
-    ("each", "status"),
-    [
-        ([measured(0.85, 0.5)], frame.EXIT_MET),
-        ([measured(1.2, 0.0), measured(0.84, 0.05)], frame.EXIT_MISSED),
-        ([measured(1.2, 0.0), measured(0.84, 0.2)], frame.EXIT_NOISY),
-    ],
-)
-def test_a_check_passes_from_85_percent_of_its_goal_and_says_when_the_machine_was_too_noisy(
-    each: list[frame.Measured], status: int
-) -> None:
-    assert frame.verdict(each) == status

@@ -112,7 +112,7 @@ def test_sizes_and_roundings_that_do_not_fit_are_refused() -> None:
         triton.stage_step(low, runs.row_ids, gradients, runs, RowSteps(STEP.step_factors(2), short))
     with pytest.raises(IndexError, match="slot 8000 lies outside"):
         triton.stage_step(records, np.array([8000, 1]), gradients, runs, steps)
-    with pytest.raises(ValueError, match=r"values has shape \[2, 3\], needed is \[2, 4\]"):
+    with pytest.raises(ValueError, match=r"weight has shape \[2, 3\], needed is \[2, 4\]"):
         triton.write_component(records, "weight", np.array([1, 2]), np.ones((2, 3), np.float32))
 
 
