@@ -51,6 +51,8 @@ def open_gpu(name: str, num_threads: int) -> GpuDevice:
     except ImportError as error:
         raise CommandError(f"--device {name} needs triton ({error}); install shardam[gpu], or use --device cpu") from error
     if name == INTERPRET:
+        if not module.INTERPRETED:
+            raise CommandError("--device interpret: triton was loaded before it was asked to interpret; use a fresh process")
         return GpuDevice(name, torch.device("cpu"), num_threads, module)
     device = torch.device(name)
     try:
