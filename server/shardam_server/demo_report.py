@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,10 +16,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from shardam_server.demo_rest import RowState
+from shardam_server.typed_commands import python_command, shardam_command
 
 SHOWN_ELEMENTS = 6
 """Elements of a row that fit a line of 80 characters."""
 
+QUICKSTART = "examples/quickstart.py"
+"""The smallest program, as seen from a checkout's root."""
 
 LISTED_FIELDS = 12
 """More names say less."""
@@ -173,9 +177,9 @@ class DemoReport:
     def next_steps(self) -> None:
         """Says how to go on after a demo that ends."""
         self.line()
-        self.line(
-            "Next: `shardam demo --keep` leaves all up to look at; `python examples/quickstart.py` is the smallest program."
-        )
+        self.line(f"Next: `{shardam_command()} demo --keep` leaves all up to look at.")
+        if Path(QUICKSTART).is_file():
+            self.line(f"      `{python_command()} {QUICKSTART}` is the smallest program.")
 
     def kept(self, admin_url: str, redis_url: str, row_url: str) -> None:
         """Prints what can be opened while everything stays up."""

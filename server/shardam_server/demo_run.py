@@ -78,7 +78,7 @@ class Demo:
 
     Args:
         options: what the user asked for.
-        folder: for the prepared data; removed by the caller.
+        folder: for the prepared data and the workers' temporary files; removed by the caller.
         report: what people see.
 
     Attributes:
@@ -155,12 +155,18 @@ class Demo:
         options = self._options
         self._report.started(devices_of(cluster.admin_url), options.workers, cluster.admin_url)
         torchrun = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(options.workers)]
+        environment = {
+            "SHARDAM_REDIS_URL": cluster.redis_url,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
+            "TMPDIR": str(self._dataset.parent),  # torchrun and torch leave folders behind, which go with this one
+        }
         arguments = ["--dataset", str(self._dataset), "--cluster", cluster.name, "--epochs", str(options.epochs)]
         self._start(
             WORKERS,
             "torch.distributed.run",
             [*torchrun, "-m", "shardam.demo", *arguments, "--seed", str(options.seed), "--exit-with-stdin"],
-            {"SHARDAM_REDIS_URL": cluster.redis_url, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE},
+            environment,
         )
         while True:
             match self._happenings.get():

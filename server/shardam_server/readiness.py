@@ -10,8 +10,9 @@ import time
 import redis
 
 from shardam_proto.errors import RedisUnreachable
-from shardam_proto.registry import ClusterView, Keys, ShardEntry, connect_redis, display_url, read_cluster
+from shardam_proto.registry import ClusterView, Keys, ShardEntry, connect_redis, read_cluster
 from shardam_server.command_errors import CommandError
+from shardam_server.redis_errors import redis_unreachable
 
 _POLL_S = 0.1  # how often readiness is looked at
 _VIEW_AGE_S = 0.08  # shards that look at the same moment share one read of Redis
@@ -48,9 +49,7 @@ class ClusterProbe:
         try:
             await asyncio.to_thread(self._connection.ping)
         except redis.RedisError as error:
-            raise RedisUnreachable(
-                f"Redis at {display_url(self._url)} does not answer ({error}): start it, or name another with --redis"
-            ) from error
+            raise redis_unreachable(self._url, error) from error
 
     async def redis_ready(self) -> None:
         """Waits until Redis answers."""

@@ -10,11 +10,12 @@ import sys
 import redis
 
 from shardam_proto.channels import call, open_channel
-from shardam_proto.errors import RedisUnreachable, ShardamError, WrongCluster
+from shardam_proto.errors import ShardamError, ShardUnreachable, StaleState, WrongCluster
 from shardam_proto.limits import PROTOCOL_VERSION
-from shardam_proto.registry import ClusterView, Keys, ShardEntry, connect_redis, display_url, read_cluster
+from shardam_proto.registry import ClusterView, Keys, ShardEntry, connect_redis, read_cluster
 from shardam_proto.v1 import common_pb2, shard_pb2, shard_pb2_grpc
 from shardam_server.command_errors import CommandError
+from shardam_server.redis_errors import redis_unreachable
 from shardam_server.settings import StatusSettings
 
 _MAX_CALLS = 32  # calls at once; more would only queue on this side
@@ -23,6 +24,7 @@ _STATES = {
     shard_pb2.SERVING_STATE_SERVING: "serving",
     shard_pb2.SERVING_STATE_DRAINING: "draining",
 }
+_REFUSED = "refused"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -32,8 +34,10 @@ class ShardReport:
 
     Attributes:
         index: shard index.
-        state: "serving", "starting", "draining", "unreachable" or "missing".
-        problem: why it is not serving; empty if it is.
+        state: "serving", "starting", "draining", "restarting", "refused" (it answered, but not to this caller), "unreachable"
+            or "missing".
+        problem: why it is not serving; empty if it is. The words of a refusal are the shard's own, other words follow
+            the shard's name.
         entry: its registration, or None.
         status: its own answer, or None.
     """
@@ -59,12 +63,26 @@ class ClusterReport:
     view: ClusterView
     shards: list[ShardReport]
 
+    def _refusals(self) -> list[str]:
+        """Says each refusal once, whatever the number of shards: a wrong token is refused by all in the same words."""
+        refused: dict[str, list[int]] = {}
+        for shard in self.shards:
+            if shard.state == _REFUSED:
+                refused.setdefault(shard.problem, []).append(shard.index)
+        return [
+            f"{'shards' if len(indices) > 1 else 'shard'} {', '.join(map(str, indices))} refused to answer: {message}"
+            for message, indices in refused.items()
+        ]
+
     @property
     def problems(self) -> list[str]:
         """What is missing, one sentence each; empty: all is ready."""
         if self.view.entry is None:
             return [f"cluster {self.cluster!r} does not exist in this Redis: start shard 0, or name another with --cluster"]
-        problems = [f"shard {shard.index} {shard.problem}" for shard in self.shards if shard.problem]
+        problems = [
+            f"shard {shard.index} {shard.problem}" for shard in self.shards if shard.problem and shard.state != _REFUSED
+        ]
+        problems += self._refusals()
         if self.view.route_map is None:
             problems.append("there is no route map yet: it is made once all shards are registered")
         return problems
@@ -92,9 +110,7 @@ def read_report(settings: StatusSettings) -> ClusterReport:
         connection.ping()
         view = read_cluster(connection, Keys(settings.cluster))
     except redis.RedisError as error:
-        raise RedisUnreachable(
-            f"Redis at {display_url(settings.redis)} does not answer ({error}): start it, or name another with --redis"
-        ) from error
+        raise redis_unreachable(settings.redis, error) from error
     except ValueError as error:
         raise CommandError(f"cluster {settings.cluster!r} in Redis cannot be read: {error}") from error
     finally:
@@ -128,8 +144,12 @@ def _ask_shard(index: int, entry: ShardEntry | None, cluster_id: str, settings: 
             )
         except WrongCluster:
             return ShardReport(index, "unreachable", f"is registered at {entry.address}, where another process answers", entry)
-        except ShardamError as error:
+        except ShardUnreachable as error:
             return ShardReport(index, "unreachable", f"is registered but does not answer: {error.message}", entry)
+        except StaleState:  # Redis names the process that was there before; the new one registers within moments
+            return ShardReport(index, "restarting", "is restarting; try again", entry)
+        except ShardamError as error:
+            return ShardReport(index, _REFUSED, error.message, entry)
     state = _STATES.get(status.state, "unknown")
     waits = f" and waits for {status.waiting_for}" if status.waiting_for else ""
     return ShardReport(index, state, "" if state == "serving" else f"is {state}{waits}", entry, status)

@@ -118,6 +118,11 @@ WRONG = {
 }
 
 
+def test_an_unknown_table_is_answered_with_where_the_known_ones_are(fronts: Fronts) -> None:
+    detail = fronts.rest.get("/v1/tables/nothing").json()["detail"]
+    assert detail == "no table is called 'nothing'; GET /v1/tables lists what there is"
+
+
 def tables_of(fronts: Fronts) -> list[str]:
     return [table["name"] for table in fronts.rest.get("/v1/tables").json()["tables"]]
 

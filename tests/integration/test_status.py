@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -45,7 +46,7 @@ def test_a_ready_cluster_is_one_table_and_exit_status_0(cluster: Shards) -> None
     assert f"id {view.entry.cluster_id}   seed 5   epoch 1   tables 0" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert [row[:4] for row in rows] == [[str(index), "serving", shard.address, "cpu"] for index, shard in view.shards.items()]
-    assert [int(row[8]) for row in rows] == [shard.pid for shard in view.shards.values()]
+    assert [int(row[-3]) for row in rows] == [shard.pid for shard in view.shards.values()]
     assert done.stdout.endswith("all shards are ready\n")
 
 
@@ -87,10 +88,43 @@ def test_a_hanging_shard_is_given_up_after_the_time_allowed(cluster: Shards) -> 
     assert "DEADLINE_EXCEEDED" in done.stdout
 
 
-def test_a_wrong_token_is_said(cluster: Shards) -> None:
-    done = status(cluster, token="wrong")
+@pytest.mark.parametrize("token", ["wrong", None])
+def test_a_refused_token_is_said_once_and_no_shard_is_called_unreachable(cluster: Shards, token: str | None) -> None:
+    done = status(cluster, token=token)
     assert done.returncode == 1
-    assert "this cluster needs a token" in done.stdout
+    assert done.stdout.count("this cluster needs a token") == 1
+    assert "missing: shards 0, 1 refused to answer: this cluster needs a token: set SHARDAM_TOKEN" in done.stdout
+    assert "does not answer" not in done.stdout
+    value = json.loads(status(cluster, "--json", token=token).stdout)
+    assert [shard["state"] for shard in value["shards"]] == ["refused", "refused"]
+
+
+def test_a_shard_that_redis_knows_from_before_its_restart_is_restarting(cluster: Shards) -> None:
+    with running_valkey() as valkey:
+        view, keys = cluster.view(), Keys(cluster.cluster)
+        assert view.entry is not None
+        connection = valkey.client()
+        connection.set(keys.cluster_entry, view.entry.to_json())
+        connection.set(keys.shard(0), dataclasses.replace(view.shards[0], incarnation=7).to_json())
+        connection.set(keys.shard(1), view.shards[1].to_json())
+        connection.close()
+        done = status(Shards(valkey, cluster.folder, 2, cluster=cluster.cluster), token=TOKEN)
+    assert done.returncode == 1
+    assert "missing: shard 0 is restarting; try again\n" in done.stdout
+    assert "does not answer" not in done.stdout
+
+
+def test_a_redis_that_refuses_the_password_is_not_called_silent(tmp_path: Path) -> None:
+    with running_valkey() as valkey:
+        connection = valkey.client()
+        connection.config_set("requirepass", "right")
+        urls = (valkey.url, valkey.url.replace("redis://", "redis://:wrong@"))
+        said = [status(Shards(valkey, tmp_path, 1), "--redis", url).stderr for url in urls]
+        connection.close()
+    for text in said:
+        assert "refused the credentials" in text
+        assert "does not answer" not in text
+        assert "wrong@" not in text
 
 
 def test_a_shard_that_waits_for_another_says_so(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi_offline import FastAPIOffline
 
 from shardam_proto.schema import MAX_DIM
@@ -14,6 +14,7 @@ from shardam_server.admin.answer_models import ProblemModel
 from shardam_server.admin.auth import Gate
 from shardam_server.admin.body_limit import BodyLimit
 from shardam_server.admin.context import AdminContext
+from shardam_server.admin.query_parameters import check_query_parameters
 from shardam_server.admin.routes import cluster, health, page, row_writes, rows, tables
 
 DESCRIPTION = """Shows a shardam cluster and changes its rows: shards, tables, rows and their SparseAdam state.
@@ -49,8 +50,9 @@ def create_app(context: AdminContext, *, token: str | None, host: str) -> FastAP
         },
     )
     app.state.context = context
-    for module in (cluster, tables, rows, row_writes, health):
-        app.include_router(module.router)
+    for module in (cluster, tables, rows, row_writes):
+        app.include_router(module.router, dependencies=[Depends(check_query_parameters)])
+    app.include_router(health.router)
     page.install(app)
     problems.install(app)
     largest = max(_BODY_BYTES_PER_ROW, _BODY_BYTES_PER_ID * context.max_batch_ids)

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from shardam_proto.errors import REASONS, ShardamError
+from shardam_server.admin.bodies import explain_content_type, explain_malformed, explain_unreadable
 from shardam_server.admin.encoding import Json, JsonResponse
 
 logger = logging.getLogger(__name__)
@@ -105,8 +106,15 @@ def problem_of(error: ShardamError, members: Mapping[str, Json] | None = None) -
     return Problem(rule.http_status, error.reason, error.message, {**error.metadata, **(members or {})})
 
 
+def problem_of_body(message: str) -> Problem:
+    """Returns the answer for a body that could not be read: 422, BAD_OPTION."""
+    return Problem(422, "BAD_OPTION", message, {"errors": [{"field": "body", "in": "body", "message": message}]})
+
+
 def problem_of_validation(errors: Sequence[Mapping[str, object]]) -> Problem:
     """Translates what FastAPI found wrong with a request: 422, BAD_OPTION, each field named."""
+    if errors and errors[0].get("type") == "json_invalid":
+        return problem_of_body(explain_malformed(errors[0]))
     fields: list[Json] = []
     texts = []
     for error in errors:
@@ -146,10 +154,16 @@ def install(app: FastAPI) -> None:
 
     async def on_validation(request: Request, error: Exception) -> JsonResponse:
         assert isinstance(error, RequestValidationError)
+        if isinstance(error.body, bytes):  # JSON would have been decoded
+            content_type = request.headers.get("content-type")
+            return problem_of_body(explain_content_type(content_type)).to_response(request.state.request_id)
         return problem_of_validation(error.errors()).to_response(request.state.request_id)
 
     async def on_http_exception(request: Request, error: Exception) -> JsonResponse:
         assert isinstance(error, HTTPException)
+        unreadable = explain_unreadable(error.__cause__)
+        if unreadable is not None:
+            return problem_of_body(unreadable).to_response(request.state.request_id)
         reason = _REASON_OF_STATUS.get(error.status_code, "BAD_OPTION")
         detail = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is"
         problem = Problem(error.status_code, reason, detail, headers=error.headers or {})

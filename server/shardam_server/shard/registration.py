@@ -13,20 +13,20 @@ from typing import cast
 
 import redis
 
-from shardam_proto.errors import BadOption, RedisUnreachable
+from shardam_proto.errors import BadOption
 from shardam_proto.registry import (
     ClusterEntry,
     ClusterView,
     Keys,
     ShardEntry,
     connect_redis,
-    display_url,
     read_cluster,
     route_map_from_json,
     route_map_to_json,
 )
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
+from shardam_server.redis_errors import redis_unreachable
 
 _TAKE_OR_RENEW = """
 local held = redis.call('GET', KEYS[1])
@@ -71,7 +71,7 @@ class Registration:
         try:
             yield
         except redis.RedisError as error:
-            raise RedisUnreachable(f"Redis at {display_url(self._url)} does not answer: {error}") from error
+            raise redis_unreachable(self._url, error) from error
 
     def view(self) -> ClusterView:
         """Reads the cluster."""

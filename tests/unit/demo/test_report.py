@@ -3,6 +3,7 @@
 import io
 import queue
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -47,6 +48,30 @@ def test_on_a_terminal_a_bar_moves_and_the_cursor_comes_back() -> None:
     text = printed(terminal=True)
     assert "epoch 1, shardam" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def next_steps() -> str:
+    file = io.StringIO()
+    with DemoReport(Console(file=file, width=60, color_system=None)) as report:
+        report.next_steps()
+    return file.getvalue()
+
+
+def test_the_next_commands_work_as_printed_without_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = tmp_path / ".venv" / "bin"
+    scripts.mkdir(parents=True)
+    monkeypatch.setattr(sys, "executable", str(scripts / "python"))
+    monkeypatch.chdir(tmp_path)
+    assert "`.venv/bin/python -m shardam_server demo --keep`" in next_steps()
+    (scripts / "shardam").touch()
+    assert next_steps() == "\nNext: `.venv/bin/shardam demo --keep` leaves all up to look at.\n"
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "quickstart.py").touch()
+    assert "`.venv/bin/python examples/quickstart.py` is the smallest program" in next_steps()
+    monkeypatch.chdir(scripts)
+    assert "`./shardam demo --keep`" in next_steps()
+    monkeypatch.chdir(tmp_path / "examples")
+    assert f"`{scripts}/shardam demo --keep`" in next_steps()
 
 
 def test_the_url_of_a_row_quotes_the_table_and_keeps_the_id_s_digits() -> None:
