@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
+from shardam._python_ids import HASH_REMEDY, read_ids
 from shardam_proto.errors import BadOption, IdOutOfRange, WrongIdDtype, WrongShape
 
 if TYPE_CHECKING:
@@ -70,45 +71,49 @@ def as_row_ids(values: Values, what: str = "row_ids") -> Int64s:
     """Returns ids as C-contiguous int64 of the same shape.
 
     Args:
-        values: signed or unsigned integers of any width that fit int64.
+        values: integers of any width that fit int64; Python integers, in lists or as objects, too.
         what: name of the argument, for messages.
 
     Raises:
-        WrongIdDtype: floats, bools, strings, objects, or unsigned ids above 2**63 - 1.
+        WrongIdDtype: floats, bools, strings, times, other objects, or ids outside int64.
+        WrongShape: a ragged list.
         BadOption: a sparse tensor, or one on another device.
     """
     tensor = _as_tensor(values)
-    name = dtype_name(values) if tensor is not None or not _listed(values) else None
-    if tensor is not None and name not in _WIDENED_IDS and name != "uint64":
-        raise _wrong_id_dtype(what, str(name))
-    array = _tensor_to_numpy(tensor, what) if tensor is not None else np.asarray(values)
-    if name is None and array.size == 0:
-        array = array.astype(np.int64)  # an empty list has no dtype of its own
+    if tensor is not None and dtype_name(values) not in {*_WIDENED_IDS, "uint64"}:
+        raise _wrong_id_dtype(what, dtype_name(values))
+    array = read_ids(values, what) if tensor is None else _tensor_to_numpy(tensor, what)
     name = array.dtype.name
     if name == "uint64":
-        _require_int64_range(cast("npt.NDArray[np.uint64]", array), what)
-    elif name not in _WIDENED_IDS:
+        remedy = f"{what}.view({'np' if tensor is None else 'torch'}.int64)"
+        _require_int64_range(cast("npt.NDArray[np.uint64]", array), what, remedy)
+    elif name not in _WIDENED_IDS and array.dtype.kind != "O":  # objects are left only where there are none
         raise _wrong_id_dtype(what, name)
     return np.ascontiguousarray(array, dtype=np.int64).reshape(array.shape)
 
 
-def _require_int64_range(array: npt.NDArray[np.uint64], what: str) -> None:
+def _require_int64_range(array: npt.NDArray[np.uint64], what: str, remedy: str) -> None:
     too_large = array[array > np.uint64(INT64_MAX)]
     if too_large.size:
         raise WrongIdDtype(
             f"{what} has uint64 ids above 2**63 - 1: {some(too_large)}. Ids are int64; map them to the same 64 bits with "
-            f"{what}.view(np.int64) (2**64 - 1 becomes -1), everywhere in the same way",
+            f"{remedy} (2**64 - 1 becomes -1), everywhere in the same way",
             metadata={"row_ids": some(too_large)},
         )
 
 
 def _wrong_id_dtype(what: str, name: str) -> WrongIdDtype:
-    if name.startswith(("str", "object", "bytes")):
-        remedy = "hash strings to int64 yourself, with a stable hash such as xxh3_64 (never Python's hash(), it is salted)"
+    if name.lower().startswith(("str", "bytes")):
+        remedy = HASH_REMEDY
     elif name == "bool":
         remedy = "a mask is no list of ids; use mask.nonzero()"
-    else:
+    elif name.startswith(("datetime64", "timedelta64")):
+        in_seconds = f"{name.partition('[')[0]}[s]"
+        remedy = f"map times to int64 yourself, always in one unit, e.g. np.asarray(times, '{in_seconds}').astype(np.int64)"
+    elif name.startswith(("float", "bfloat", "longdouble")):
         remedy = "a float loses digits of large ids; keep ids as int64 from the start"
+    else:
+        remedy = "keep ids as int64 from the start"
     return WrongIdDtype(f"{what} must be integers that fit int64, got {name}; {remedy}", metadata={"dtype": name})
 
 
@@ -160,19 +165,30 @@ def _rows_from_list(values: Values, what: str) -> Float32s:
 def check_rows_shape(row_ids: Int64s, rows: Float32s, dim: int, what: str) -> Float32s:
     """Returns rows as [N, dim], where N is the number of ids.
 
-    No ids go with any empty [0, *]: an optimizer without rows has no dim to show.
+    No ids go with [0], what an empty list is, and with [0, 0], too: an optimizer without rows has no dim to show.
 
     Raises:
         WrongShape: the shapes do not fit; the message has both.
     """
     if rows.shape == (row_ids.size, dim):
         return rows
-    if row_ids.size == 0 and rows.shape == (0, 0):
+    if row_ids.size == 0 and rows.shape in ((0,), (0, 0)):
         return rows.reshape(0, dim)
     raise WrongShape(
         f"row_ids has shape {row_ids.shape} and {what} has shape {rows.shape}; {what} must have shape ({row_ids.size}, {dim})",
         metadata={"row_ids_shape": str(row_ids.shape), f"{what}_shape": str(rows.shape)},
     )
+
+
+def check_flag(value: bool, what: str) -> bool:
+    """Returns a bool; a string such as "no" would count as True.
+
+    Raises:
+        BadOption: it is no bool; the message starts with what.
+    """
+    if not isinstance(value, bool):
+        raise BadOption(f"{what} must be True or False, got {value!r}")
+    return value
 
 
 def check_bounds(row_ids: Int64s, num_embeddings: int | None, table: str) -> None:

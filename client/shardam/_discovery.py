@@ -8,6 +8,7 @@ import redis
 
 from shardam._backoff import Backoff, Deadline
 from shardam._session import Session, SessionOptions
+from shardam_proto.channels import check_token
 from shardam_proto.errors import RedisUnreachable, ShardamError, ShardNotReady
 from shardam_proto.registry import ClusterView, Keys, connect_redis, display_url, read_cluster
 
@@ -34,8 +35,8 @@ def wait_for_cluster(connection: redis.Redis, keys: Keys, where: str, deadline: 
             view = read_cluster(connection, keys)
         except RedisUnreachable as error:
             missing = RedisUnreachable(
-                f"Redis at {where} did not answer within {deadline.after_s:g} s: {error}; check the URL and that it runs "
-                "(shardam up starts one and prints its URL)"
+                f"no cluster was found at {where} within {deadline.after_s:g} s: {error.message} (shardam up starts one and "
+                "prints its URL)"
             )
         else:
             absent = describe_missing(view, keys.cluster)
@@ -75,10 +76,13 @@ def open_session(options: SessionOptions) -> Session:
 
     Raises:
         BadOption: the cluster's name is outside the alphabet.
+        BadToken: the token is none that any shard could have, and nothing was asked; or a shard refused it.
         RedisUnreachable: no Redis at the URL.
         ShardNotReady: the cluster was not ready within shard_timeout_s; the message says what was missing.
         ShardUnreachable: a shard did not answer in that time.
     """
+    if options.token is not None:
+        check_token(options.token)
     deadline, backoff = Deadline(options.shard_timeout_s), Backoff()
     keys = Keys(options.cluster)
     connection = connect_redis(options.redis_url)

@@ -9,7 +9,7 @@ from typing import NoReturn, Self
 import torch
 from torch import nn
 
-from shardam._arrays import Int64s, Values, as_row_ids, check_bounds
+from shardam._arrays import Int64s, Values, as_row_ids, check_bounds, check_flag
 from shardam._gradient import TableGradient, gradient_of
 from shardam._uses import CompactRows, Use
 from shardam.cluster import Cluster
@@ -106,9 +106,9 @@ class TableModule(Parameterless):
             raise BadOption(f"{self._called(spec)}: output_dtype must be one of {_OUTPUT_DTYPES}, got {output.dtype!r}")
         if not isinstance(cluster, Cluster):
             raise BadOption(f"{self._called(spec)}: cluster must come from connect or LocalCluster, got {cluster!r}")
-        self.device = None if output.device is None else torch.device(output.device)
+        self.trainable = check_flag(trainable, f"{self._called(spec)}: trainable")
+        self.device = _usable_device(output.device, self._called(spec))
         self.output_dtype = output.dtype
-        self.trainable = trainable
         self._table = cluster.create_table(spec)
 
     @classmethod
@@ -216,6 +216,29 @@ class TableModule(Parameterless):
     def _describe(self, *parts: str) -> str:
         padding = [] if self.padding_idx is None else [f"padding_idx={self.padding_idx}"]
         return ", ".join([f"{self.num_embeddings}, {self.embedding_dim}", *parts, *padding, f"table={self._table.name!r}"])
+
+
+def _usable_device(device: torch.device | str | None, who: str) -> torch.device | None:
+    """Returns an output's device.
+
+    Raises:
+        BadOption: torch knows no such device, or this machine has none.
+    """
+    if device is None:
+        return None
+    try:
+        known = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise BadOption(
+            f"{who}: device must be one that torch knows, such as 'cpu' or 'cuda:0', got {device!r}; leave it out for the "
+            "ids' device"
+        ) from error
+    if known.type == "cuda" and (known.index or 0) >= torch.cuda.device_count():
+        raise BadOption(
+            f"{who}: device {str(known)!r} is not there, torch sees {torch.cuda.device_count()} CUDA devices on this machine; "
+            "name another one, or leave device out for the ids' device"
+        )
+    return known
 
 
 def dtype_name_of(dtype: DtypeName | torch.dtype) -> DtypeName:

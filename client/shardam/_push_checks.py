@@ -38,7 +38,7 @@ def as_gradient(info: TableInfo, row_ids: Values, gradients: Values) -> tuple[In
     """
     spec = info.spec
     full_shape = None if spec.num_embeddings is None else (spec.num_embeddings, spec.dim)
-    if dtype_name(row_ids).startswith(("float", "bfloat")) and getattr(row_ids, "ndim", 1) == 2:
+    if getattr(row_ids, "ndim", 1) == 2 and dtype_name(row_ids).startswith(("float", "bfloat")):
         raise WrongShape(f"table {info.name!r}: row_ids is a matrix of {dtype_name(row_ids)}, not ids; {_SPARSE_REMEDY}")
     ids = as_flat_row_ids(row_ids)
     rows = as_rows(gradients, "gradients")

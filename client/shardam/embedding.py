@@ -7,7 +7,7 @@ from typing import Literal, Self
 import torch
 import torch.nn.functional as functional
 
-from shardam._arrays import Values
+from shardam._arrays import Values, check_flag
 from shardam._lookup import look_up
 from shardam._module import Output, TableModule, dtype_name_of
 from shardam._pretrained import fill, pretrained_weight
@@ -111,6 +111,8 @@ class Embedding(TableModule):
             NonFiniteState: a value is not finite; nothing was written.
             RedisUnreachable: the workers could not agree on who writes.
         """
+        check_flag(freeze, f"{cls.__name__} of table {table!r}: freeze")
+        check_flag(overwrite, f"{cls.__name__} of table {table!r}: overwrite")
         weight = pretrained_weight(embeddings, table)
         module = cls(
             weight.shape[0],

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from shardam._arrays import Int64s, Values
+from shardam._arrays import Int64s, Values, check_flag
 from shardam._lookup import look_up
 from shardam._module import Output, TableModule, dtype_name_of
 from shardam._pretrained import fill, pretrained_weight
@@ -124,6 +124,8 @@ class EmbeddingBag(TableModule):
             BadOption, SchemaMismatch: as the constructor.
             WrongShape, NonFiniteState, RedisUnreachable: as Embedding.from_pretrained.
         """
+        check_flag(freeze, f"{cls.__name__} of table {table!r}: freeze")
+        check_flag(overwrite, f"{cls.__name__} of table {table!r}: overwrite")
         weight = pretrained_weight(embeddings, table)
         module = cls(
             weight.shape[0],

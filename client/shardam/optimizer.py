@@ -79,7 +79,7 @@ class SparseAdam(Optimizer):
         }
         _check_group(defaults)
         self._tables: dict[int, tuple[Cluster, TableGradient]] = {}
-        listed = [modules] if isinstance(modules, Module) else [_as_group(entry) for entry in modules]
+        listed = [_as_group(entry) for entry in _entries(modules)]
         if not listed:
             raise BadOption("SparseAdam got no modules")
         super().__init__(listed, defaults)  # type: ignore[arg-type]  # add_param_group puts the proxies in
@@ -98,8 +98,7 @@ class SparseAdam(Optimizer):
                 f"SparseAdam takes modules or param groups, not both; got {type(param_group).__name__} among groups"
             )
         group = dict(param_group)
-        modules = group.get("params")
-        listed = [modules] if isinstance(modules, Module) else list(modules) if isinstance(modules, Iterable) else []
+        listed = _entries(group.get("params", ()))
         _refuse_unknown({name: value for name, value in group.items() if name not in ("params", *_BOOKKEEPING)})
         _check_group({**self.defaults, **group})
         tables: dict[int, tuple[Cluster, TableGradient]] = {}
@@ -247,11 +246,30 @@ def _table_modules(listed: Iterable[object]) -> Iterator[TableModule]:
         else:
             raise BadOption(
                 "SparseAdam takes shardam.Embedding, EmbeddingBag and EmbeddingCollection modules, got "
-                f"{type(module).__name__}; dense parameters belong to a torch.optim optimizer beside this one"
+                f"{type(module).__name__}; {_remedy_for(module)}"
             )
 
 
-def _as_group(entry: Module | ModuleGroup) -> object:
+def _remedy_for(entry: object) -> str:
+    if isinstance(entry, torch.nn.Module) and any(isinstance(part, TableModule) for part in entry.modules()):
+        return (
+            "pass the modules in it that have tables: [m for m in model.modules() if isinstance(m, (shardam.Embedding, "
+            "shardam.EmbeddingBag, shardam.EmbeddingCollection))]"
+        )
+    if isinstance(entry, (torch.nn.Module, torch.Tensor)):
+        return "dense parameters belong to a torch.optim optimizer beside this one"
+    return 'pass the modules themselves, or dicts with them as "params"'
+
+
+def _entries(modules: object) -> list[object]:
+    """Returns what was passed as a list; a ModuleList of modules with tables is one, any other module is an entry itself."""
+    if isinstance(modules, (torch.nn.Module, torch.Tensor, str)):
+        entries: list[object] = list(modules) if isinstance(modules, (torch.nn.ModuleList, torch.nn.Sequential)) else []
+        return entries if entries and all(isinstance(entry, Module) for entry in entries) else [modules]
+    return list(modules) if isinstance(modules, Iterable) else [modules]
+
+
+def _as_group(entry: object) -> object:
     """Torch wants a group to be a dict."""
     return dict(entry) if isinstance(entry, Mapping) else entry
 

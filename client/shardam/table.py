@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardam._arrays import Float32s, Int64s, Values, as_flat_row_ids, as_rows, check_bounds, check_rows_shape, some
+from shardam._arrays import Float32s, Int64s, Values, as_flat_row_ids, as_rows, check_bounds, check_flag, check_rows_shape, some
 from shardam._parts import RowWrite, TableStepGradient, assign_change, delete_change, push_change
 from shardam._push_checks import as_gradient, check_options, merged_gradient
 from shardam._reads import read_rows, read_weights, scan_rows
@@ -104,7 +104,7 @@ class Table:
 
         Args:
             row_ids: ids [N].
-            gradients: [N, dim], float32, float16 or bfloat16; with N = 0 also [0, 0].
+            gradients: [N, dim], float32, float16 or bfloat16; with N = 0 also [0] or [0, 0].
             options: hyper-parameters of this step.
             grad_scale: loss scale by which the gradients were multiplied; the shard divides the sum by it.
 
@@ -158,10 +158,12 @@ class Table:
 
         Raises:
             WrongShape: shapes that do not fit, or an id named twice.
+            BadOption: if_absent is no bool, or values are of another dtype.
             NonFiniteState: a value is not finite, or exp_avg_sq is negative; nothing was sent.
             MessageTooLarge: a shard's part is above 64 MiB; nothing was sent.
             RowLimit: the table or a shard is full.
         """
+        check_flag(if_absent, f"table {self.name!r}: if_absent")
         ids = self._ids(row_ids)
         distinct, counts = np.unique(ids, return_counts=True)
         if distinct.size != ids.size:

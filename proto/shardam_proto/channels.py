@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -33,9 +34,27 @@ def open_channel(address: str, extra_options: Sequence[tuple[str, int]] = ()) ->
     return grpc.insecure_channel(address, options=options)
 
 
+def check_token(token: str) -> str:
+    """Returns the token if it can travel in a header; the message never shows it.
+
+    Raises:
+        BadToken: it is empty or holds anything but visible ASCII.
+    """
+    if not isinstance(token, str):
+        raise BadToken(f"a token is a string, got {type(token).__name__}; hand in text")
+    if not re.fullmatch(r"[\x21-\x7e]+", token):
+        strip = "; this one starts or ends with white space, strip it" if token != token.strip() else ""
+        raise BadToken(f"a token is one or more visible ASCII characters without spaces{strip}")
+    return token
+
+
 def token_metadata(token: str | None) -> Metadata:
-    """Returns the call metadata for a token."""
-    return () if token is None else ((TOKEN_KEY, f"Bearer {token}"),)
+    """Returns the call metadata for a token.
+
+    Raises:
+        BadToken: as check_token.
+    """
+    return () if token is None else ((TOKEN_KEY, f"Bearer {check_token(token)}"),)
 
 
 def call(method: UnaryCall[Request, Response], request: Request, *, timeout_s: float, token: str | None, peer: str) -> Response:

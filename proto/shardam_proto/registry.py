@@ -197,6 +197,10 @@ def read_cluster(connection: redis.Redis, keys: Keys) -> ClusterView:
             values = connection.mget([keys.shard(index) for index in range(entry.num_shards)])
             found = [ShardEntry.from_json(value) for value in values if value is not None]
             shards = {shard.index: shard for shard in found}
+    except redis.AuthenticationError as error:
+        raise RedisUnreachable(
+            f"Redis refused the credentials ({error}): put the right ones into its URL, redis://[user]:password@host:port/db"
+        ) from error
     except redis.RedisError as error:
-        raise RedisUnreachable(f"Redis did not answer: {error}") from error
+        raise RedisUnreachable(f"Redis did not answer ({error}): check the URL and that it runs") from error
     return ClusterView(entry, None if map_text is None else route_map_from_json(map_text), shards)

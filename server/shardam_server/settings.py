@@ -6,7 +6,6 @@ what a value means; `--help` is generated from them. Nothing else reads the envi
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -14,6 +13,8 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Secre
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.connection import parse_url
 
+from shardam_proto import channels
+from shardam_proto.errors import BadToken
 from shardam_proto.registry import REDIS_TIMEOUT_S
 from shardam_proto.routing import NUM_BUCKETS
 from shardam_proto.schema import check_name
@@ -69,9 +70,10 @@ def check_token(token: str) -> str:
     Raises:
         ValueError: it is empty or holds anything but visible ASCII.
     """
-    if not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise ValueError("a token is one or more visible ASCII characters without spaces")
-    return token
+    try:
+        return channels.check_token(token)
+    except BadToken as error:
+        raise ValueError(error.message) from error
 
 
 def _check_secret(token: SecretStr) -> SecretStr:

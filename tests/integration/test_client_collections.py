@@ -268,6 +268,32 @@ def test_a_collection_needs_one_owner_and_refuses_what_it_cannot_do(cluster: Loc
     del first, second
 
 
+def test_a_model_around_the_modules_is_refused_with_the_way_to_find_them(cluster: LocalCluster) -> None:
+    items, linear = table(cluster), nn.Linear(4, 1)
+    model = nn.ModuleDict({"collection": EmbeddingCollection({"items": items, "genres": bag(cluster)}), "top": linear})
+    walk = r"got {}; pass .*\[m for m in model\.modules\(\) if isinstance\(m, \(shardam\.Embedding, shardam\.EmbeddingBag, "
+    around = nn.Sequential(items, linear)
+    given: list[tuple[object, str]] = [
+        (model, walk.format("ModuleDict")),
+        ([model], walk.format("ModuleDict")),
+        (model.modules(), walk.format("ModuleDict")),
+        ([{"params": model}], walk.format("ModuleDict")),
+        (around, walk.format("Sequential")),
+        (linear, "got Linear; dense parameters belong to"),
+        (linear.weight, "got Parameter; dense parameters belong to"),
+        (linear.parameters(), "got Parameter; dense parameters belong to"),
+        (torch.zeros(()), "got Tensor; dense parameters belong to"),
+        (None, "got NoneType; pass the modules themselves"),
+    ]
+    for modules, message in given:
+        with pytest.raises(BadOption, match=message):
+            SparseAdam(modules)  # type: ignore[arg-type]  # what a caller may pass by mistake
+    kinds = (shardam.Embedding, shardam.EmbeddingBag, shardam.EmbeddingCollection)
+    found = SparseAdam([module for module in model.modules() if isinstance(module, kinds)])
+    assert len(list(found.parameters())) == 2
+    assert len(list(SparseAdam(nn.ModuleList([items])).parameters())) == 1  # type: ignore[arg-type]  # torch types its iterator alone
+
+
 def test_the_example_trains_and_prints_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "collection.py"), run_name="__main__")
     printed = capsys.readouterr().out

@@ -48,6 +48,24 @@ def test_ids_of_any_shape_and_integer_dtype_read_their_rows(
     assert torch.equal(output, expected)
 
 
+def test_flags_and_devices_that_are_none_are_refused_at_construction(cluster: LocalCluster) -> None:
+    before = len(cluster.tables())
+    absent = f"cuda:{torch.cuda.device_count()}"
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"trainable": "no"}, "trainable must be True or False, got 'no'"),
+        ({"device": "gpu"}, "device must be one that torch knows, .*got 'gpu'"),
+        ({"device": absent}, f"device '{absent}' is not there"),
+    ]
+    for make_module in (Embedding, shardam.EmbeddingBag):
+        for given, message in wrong:
+            with pytest.raises(BadOption, match=message):
+                make_module(None, 4, table=next(_names), cluster=cluster, **given)  # type: ignore[arg-type]
+        for flag in ("freeze", "overwrite"):
+            with pytest.raises(BadOption, match=f"{flag} must be True or False, got 'no'"):
+                make_module.from_pretrained(torch.ones(1, 4), table=next(_names), cluster=cluster, **{flag: "no"})  # type: ignore[arg-type]
+    assert len(cluster.tables()) == before
+
+
 def test_ids_that_are_no_integers_or_out_of_range_are_refused(cluster: LocalCluster) -> None:
     items = make(cluster, 10)
     for ids in (torch.tensor([1.0]), torch.tensor([True]), np.array(["a"])):

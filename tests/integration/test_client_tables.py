@@ -299,6 +299,8 @@ def test_assign_refuses_what_is_no_state_of_a_row(cluster: LocalCluster) -> None
         table.assign([1, 1], good)
     with pytest.raises(WrongShape):
         table.assign([1, 2], good[:1])
+    with pytest.raises(BadOption, match=r"if_absent must be True or False, got 'no'"):
+        table.assign([1, 2], 3 * good, if_absent="no")  # type: ignore[arg-type]  # what a caller may pass by mistake
     assert_same_bits(table.rows([1, 2]), before)
     assert table.assign([2, 3], 5 * good, if_absent=True) == 1
     rows = table.rows([2, 3])
@@ -306,3 +308,8 @@ def test_assign_refuses_what_is_no_state_of_a_row(cluster: LocalCluster) -> None
     assert rows.exp_avg.tolist() == [[-1.0, -1.0], [0.0, 0.0]]
     assert table.assign([2], good[:1] * 7) == 1
     assert table.rows([2]).exp_avg.tolist() == [[-1.0, -1.0]]
+
+
+def test_no_ids_and_no_gradients_as_empty_lists_are_a_step(cluster: LocalCluster) -> None:
+    table = zero_table(cluster, "empty_lists", dim=2)
+    assert [table.push([], [], LR).step, table.push([], np.empty(0, np.float32), LR).step] == [1, 2]

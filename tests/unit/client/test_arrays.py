@@ -33,12 +33,20 @@ def test_narrower_ids_are_widened_exactly(dtype: str) -> None:
 @pytest.mark.case("C032")
 @pytest.mark.parametrize("value", [2**63, 2**64 - 1])
 def test_uint64_ids_above_int64_are_refused_with_the_way_to_map_them(value: int) -> None:
-    for values in (np.array([1, value], np.uint64), torch.tensor([1, value], dtype=torch.uint64), [value]):
+    array, tensor = np.array([1, value], np.uint64), torch.tensor([1, value], dtype=torch.uint64)
+    mapped: tuple[tuple[npt.ArrayLike, str], ...] = (
+        (array, "row_ids.view(np.int64)"),
+        (tensor, "row_ids.view(torch.int64)"),
+        ([1, value], "subtract 2**64"),
+        ([-1, value], "subtract 2**64"),
+        (array.astype(object), "subtract 2**64"),
+    )
+    for values, remedy in mapped:
         with pytest.raises(WrongIdDtype) as caught:
             as_row_ids(values)
         assert str(value) in caught.value.message
-        assert ".view(np.int64)" in caught.value.message
-    assert np.array([value], np.uint64).view(np.int64)[0] == value - 2**64
+        assert remedy in caught.value.message
+    assert array.view(np.int64)[1] == tensor.view(torch.int64)[1] == value - 2**64
 
 
 @pytest.mark.case("C038")
@@ -55,7 +63,9 @@ def test_uint64_ids_above_int64_are_refused_with_the_way_to_map_them(value: int)
         (np.array(["user_1"]), "str"),
         (["user_1"], "str"),
         ([1.5], "float64"),
-        ([2**64], "object"),
+        ([2**64], "18446744073709551616; hash ids outside"),
+        (np.array([3, 10**30, 10**40], object), f"{10**30}; hash ids outside"),
+        ([[1, -(2**63) - 1]], "-9223372036854775809; hash ids outside"),
         (np.array([1j]), "complex128"),
         (np.array([], np.float64), "float64"),
     ],
@@ -138,7 +148,7 @@ def test_a_tensor_on_another_device_is_refused_with_the_remedy() -> None:
 @pytest.mark.case("C004")
 def test_no_ids_go_with_no_rows_of_the_dim_or_of_none() -> None:
     none = np.empty(0, np.int64)
-    for shape in [(0, 4), (0, 0)]:
+    for shape in [(0, 4), (0, 0), (0,)]:
         assert check_rows_shape(none, np.empty(shape, np.float32), 4, "gradients").shape == (0, 4)
 
 
