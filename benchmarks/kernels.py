@@ -6,8 +6,11 @@ A table of 1M rows of 64 float32; a batch is 16,384 ids, Zipf distributed with e
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else torch's threads spin on after a call and take a core from ours
 
 import numpy as np
 import numpy.typing as npt
