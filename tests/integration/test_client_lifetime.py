@@ -182,8 +182,11 @@ def test_a_stopped_shard_is_unreachable_after_the_time_out_and_its_push_is_appli
         assert table.push(row_ids, rows, LR).step == 2
 
 
-def test_after_a_shard_died_the_client_neither_pulls_nor_pushes() -> None:
+def test_after_a_shard_died_the_client_neither_pulls_nor_pushes_and_a_new_one_is_warned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with LocalCluster(shards=2) as local:
+        assert "started empty" not in caplog.text
         table = local.create_table(TableSpec("lost", 2))
         row_ids, rows = np.arange(50), np.ones((50, 2), np.float32)
         for _ in range(3):
@@ -212,6 +215,10 @@ def test_after_a_shard_died_the_client_neither_pulls_nor_pushes() -> None:
         with pytest.raises(ShardLost):  # one that had pushed nothing has seen the rows, too
             other.table("lost").pull(row_ids)
         other.close()
+        with shardam.connect(local.redis_url):
+            warnings = [record.message for record in caplog.records if "started empty" in record.message]
+        assert len(warnings) == 1
+        assert warnings[0].startswith("shard 1 at ")
 
 
 # -- end

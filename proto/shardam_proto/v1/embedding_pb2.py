@@ -25,35 +25,35 @@ _sym_db = _symbol_database.Default()
 from shardam_proto.v1 import common_pb2 as shardam__proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n shardam_proto/v1/embedding.proto\x12\nshardam.v1\x1a\x1dshardam_proto/v1/common.proto\"t\n\x0bOpenRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x1c\n\x14min_protocol_version\x18\x02 \x01(\r\x12\x1c\n\x14max_protocol_version\x18\x03 \x01(\r\"|\n\x0cOpenResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x12\n\nnum_shards\x18\x04 \x01(\r\"p\n\x0bPullRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x0f\n\x07row_ids\x18\x0e \x01(\x0c\"\x95\x01\n\x0cPullResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x0c\n\x04rows\x18\x0f \x01(\x0c\"\xa8\x01\n\x0bPushRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12(\n\x07options\x18\x02 \x03(\x0b\x32\x17.shardam.v1.AdamOptions\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x0f\n\x07row_ids\x18\x0e \x01(\x0c\x12\x0c\n\x04rows\x18\x0f \x01(\x0c\"y\n\x0cPushResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12\x17\n\x0frepeated_number\x18\x03 \x01(\x08\"w\n\x12\x43loseNumberRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.shardam.v1.CloseKind\x12\x11\n\ttable_ids\x18\x03 \x03(\x06\"\x80\x01\n\x13\x43loseNumberResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12\x17\n\x0frepeated_number\x18\x03 \x01(\x08\"9\n\x0cLeaveRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\";\n\rLeaveResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader*Q\n\tCloseKind\x12\x1a\n\x16\x43LOSE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x43LOSE_KIND_SKIP\x10\x01\x12\x13\n\x0f\x43LOSE_KIND_VOID\x10\x02\x32\xd1\x02\n\x10\x45mbeddingService\x12\x39\n\x04Open\x12\x17.shardam.v1.OpenRequest\x1a\x18.shardam.v1.OpenResponse\x12\x39\n\x04Pull\x12\x17.shardam.v1.PullRequest\x1a\x18.shardam.v1.PullResponse\x12\x39\n\x04Push\x12\x17.shardam.v1.PushRequest\x1a\x18.shardam.v1.PushResponse\x12N\n\x0b\x43loseNumber\x12\x1e.shardam.v1.CloseNumberRequest\x1a\x1f.shardam.v1.CloseNumberResponse\x12<\n\x05Leave\x12\x18.shardam.v1.LeaveRequest\x1a\x19.shardam.v1.LeaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n shardam_proto/v1/embedding.proto\x12\nshardam.v1\x1a\x1dshardam_proto/v1/common.proto\"t\n\x0bOpenRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x1c\n\x14min_protocol_version\x18\x02 \x01(\r\x12\x1c\n\x14max_protocol_version\x18\x03 \x01(\r\"\x8f\x01\n\x0cOpenResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x12\n\nnum_shards\x18\x04 \x01(\r\x12\x11\n\tlost_rows\x18\x05 \x01(\x08\"p\n\x0bPullRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x0f\n\x07row_ids\x18\x0e \x01(\x0c\"\x95\x01\n\x0cPullResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x0c\n\x04rows\x18\x0f \x01(\x0c\"\xa8\x01\n\x0bPushRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12(\n\x07options\x18\x02 \x03(\x0b\x32\x17.shardam.v1.AdamOptions\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x0f\n\x07row_ids\x18\x0e \x01(\x0c\x12\x0c\n\x04rows\x18\x0f \x01(\x0c\"y\n\x0cPushResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12\x17\n\x0frepeated_number\x18\x03 \x01(\x08\"w\n\x12\x43loseNumberRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.shardam.v1.CloseKind\x12\x11\n\ttable_ids\x18\x03 \x03(\x06\"\x80\x01\n\x13\x43loseNumberResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12\x17\n\x0frepeated_number\x18\x03 \x01(\x08\"9\n\x0cLeaveRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\";\n\rLeaveResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader*Q\n\tCloseKind\x12\x1a\n\x16\x43LOSE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x43LOSE_KIND_SKIP\x10\x01\x12\x13\n\x0f\x43LOSE_KIND_VOID\x10\x02\x32\xd1\x02\n\x10\x45mbeddingService\x12\x39\n\x04Open\x12\x17.shardam.v1.OpenRequest\x1a\x18.shardam.v1.OpenResponse\x12\x39\n\x04Pull\x12\x17.shardam.v1.PullRequest\x1a\x18.shardam.v1.PullResponse\x12\x39\n\x04Push\x12\x17.shardam.v1.PushRequest\x1a\x18.shardam.v1.PushResponse\x12N\n\x0b\x43loseNumber\x12\x1e.shardam.v1.CloseNumberRequest\x1a\x1f.shardam.v1.CloseNumberResponse\x12<\n\x05Leave\x12\x18.shardam.v1.LeaveRequest\x1a\x19.shardam.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardam_proto.v1.embedding_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CLOSEKIND']._serialized_start=1255
-  _globals['_CLOSEKIND']._serialized_end=1336
+  _globals['_CLOSEKIND']._serialized_start=1275
+  _globals['_CLOSEKIND']._serialized_end=1356
   _globals['_OPENREQUEST']._serialized_start=79
   _globals['_OPENREQUEST']._serialized_end=195
-  _globals['_OPENRESPONSE']._serialized_start=197
-  _globals['_OPENRESPONSE']._serialized_end=321
-  _globals['_PULLREQUEST']._serialized_start=323
-  _globals['_PULLREQUEST']._serialized_end=435
-  _globals['_PULLRESPONSE']._serialized_start=438
-  _globals['_PULLRESPONSE']._serialized_end=587
-  _globals['_PUSHREQUEST']._serialized_start=590
-  _globals['_PUSHREQUEST']._serialized_end=758
-  _globals['_PUSHRESPONSE']._serialized_start=760
-  _globals['_PUSHRESPONSE']._serialized_end=881
-  _globals['_CLOSENUMBERREQUEST']._serialized_start=883
-  _globals['_CLOSENUMBERREQUEST']._serialized_end=1002
-  _globals['_CLOSENUMBERRESPONSE']._serialized_start=1005
-  _globals['_CLOSENUMBERRESPONSE']._serialized_end=1133
-  _globals['_LEAVEREQUEST']._serialized_start=1135
-  _globals['_LEAVEREQUEST']._serialized_end=1192
-  _globals['_LEAVERESPONSE']._serialized_start=1194
-  _globals['_LEAVERESPONSE']._serialized_end=1253
-  _globals['_EMBEDDINGSERVICE']._serialized_start=1339
-  _globals['_EMBEDDINGSERVICE']._serialized_end=1676
+  _globals['_OPENRESPONSE']._serialized_start=198
+  _globals['_OPENRESPONSE']._serialized_end=341
+  _globals['_PULLREQUEST']._serialized_start=343
+  _globals['_PULLREQUEST']._serialized_end=455
+  _globals['_PULLRESPONSE']._serialized_start=458
+  _globals['_PULLRESPONSE']._serialized_end=607
+  _globals['_PUSHREQUEST']._serialized_start=610
+  _globals['_PUSHREQUEST']._serialized_end=778
+  _globals['_PUSHRESPONSE']._serialized_start=780
+  _globals['_PUSHRESPONSE']._serialized_end=901
+  _globals['_CLOSENUMBERREQUEST']._serialized_start=903
+  _globals['_CLOSENUMBERREQUEST']._serialized_end=1022
+  _globals['_CLOSENUMBERRESPONSE']._serialized_start=1025
+  _globals['_CLOSENUMBERRESPONSE']._serialized_end=1153
+  _globals['_LEAVEREQUEST']._serialized_start=1155
+  _globals['_LEAVEREQUEST']._serialized_end=1212
+  _globals['_LEAVERESPONSE']._serialized_start=1214
+  _globals['_LEAVERESPONSE']._serialized_end=1273
+  _globals['_EMBEDDINGSERVICE']._serialized_start=1359
+  _globals['_EMBEDDINGSERVICE']._serialized_end=1696
 # @@protoc_insertion_point(module_scope)

@@ -86,12 +86,15 @@ class OpenResponse(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     NUM_SHARDS_FIELD_NUMBER: _builtins.int
+    LOST_ROWS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version both sides speak from now on."""
     cluster_id: _builtins.str
     """The cluster's id."""
     num_shards: _builtins.int
     """Number of shards of the route map."""
+    lost_rows: _builtins.bool
+    """True: the shard started empty although the cluster had rows here before; those rows are lost."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Header; last_number is the client's last closed number here."""
@@ -103,10 +106,11 @@ class OpenResponse(_message.Message):
         protocol_version: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
         num_shards: _builtins.int = ...,
+        lost_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "header", b"header", "num_shards", b"num_shards", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "header", b"header", "lost_rows", b"lost_rows", "num_shards", b"num_shards", "protocol_version", b"protocol_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,7 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
             protocol_version=version,
             cluster_id=shard.identity.require_cluster().cluster_id,
             num_shards=shard.identity.require_route_map().num_shards,
+            lost_rows=shard.lost_rows,
         )
 
     async def Pull(  # noqa: N802 - the service's name
