@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from shardam_server.admin.encoding import Float32s
 from shardam_server.admin.etags import Precondition, RowTag
 from shardam_server.admin.row_changes import RowChange, run_change
 from shardam_server.admin.shard_calls import ShardCalls
+
+Part = TypeVar("Part", row_pb2.AssignRowsRequest, row_pb2.DeleteRowsRequest, row_pb2.ClearMomentsRequest)
+"""A shard's part of a change of rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +117,8 @@ def put_row(calls: ShardCalls, place: RowPlace, values: RowValues, precondition:
         EtagMismatch: the precondition does not hold; nothing has changed.
         ShardamError: as run_change.
     """
-    parts = {shard: row_pb2.AssignRowsRequest(table_id=place.table.table_id) for shard in range(place.num_shards)}
+    parts = _parts(row_pb2.AssignRowsRequest, place, precondition)
     part = parts[place.shard]
-    part.row_ids = _id_bytes(place)
-    part.condition.CopyFrom(precondition.to_proto())
     part.weight = _column_bytes(values.weight)
     if values.exp_avg is not None:
         part.exp_avg = _column_bytes(values.exp_avg)
@@ -135,9 +137,7 @@ def delete_row(calls: ShardCalls, place: RowPlace, precondition: Precondition, r
         EtagMismatch: the precondition does not hold; nothing has changed.
         ShardamError: as run_change.
     """
-    parts = {shard: row_pb2.DeleteRowsRequest(table_id=place.table.table_id) for shard in range(place.num_shards)}
-    parts[place.shard].row_ids = _id_bytes(place)
-    parts[place.shard].condition.CopyFrom(precondition.to_proto())
+    parts = _parts(row_pb2.DeleteRowsRequest, place, precondition)
     change = RowChange(place.shard, lambda stubs: stubs.rows.DeleteRows, parts, precondition)
     answer, _ = run_change(calls, change, request_id)
     if not answer.num_deleted:
@@ -152,9 +152,7 @@ def clear_moments(calls: ShardCalls, place: RowPlace, precondition: Precondition
         EtagMismatch: the precondition does not hold; nothing has changed.
         ShardamError: as run_change.
     """
-    parts = {shard: row_pb2.ClearMomentsRequest(table_id=place.table.table_id) for shard in range(place.num_shards)}
-    parts[place.shard].row_ids = _id_bytes(place)
-    parts[place.shard].condition.CopyFrom(precondition.to_proto())
+    parts = _parts(row_pb2.ClearMomentsRequest, place, precondition)
     change = RowChange(place.shard, lambda stubs: stubs.rows.ClearMoments, parts, precondition)
     answer, incarnation = run_change(calls, change, request_id)
     if not answer.num_cleared:
@@ -162,8 +160,13 @@ def clear_moments(calls: ShardCalls, place: RowPlace, precondition: Precondition
     return RowTag(place.shard, incarnation, answer.change_number)
 
 
-def _id_bytes(place: RowPlace) -> bytes:
-    return np.array([place.row_id], "<i8").tobytes()
+def _parts(message: type[Part], place: RowPlace, precondition: Precondition) -> dict[int, Part]:
+    """Returns every shard's part of a change of one row: empty, but for the owner's, which names the row."""
+    parts = {shard: message(table_id=place.table.table_id) for shard in range(place.num_shards)}
+    owner = parts[place.shard]
+    owner.row_ids = np.array([place.row_id], "<i8").tobytes()
+    owner.condition.CopyFrom(precondition.to_proto())
+    return parts
 
 
 def _column_bytes(column: Float32s) -> bytes:

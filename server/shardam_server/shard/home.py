@@ -18,6 +18,7 @@ from shardam_server.shard.context import ShardContext
 from shardam_server.shard.identity import random_63_bits
 from shardam_server.shard.peers import Peers
 from shardam_server.shard.registration import Registration
+from shardam_server.shard.storage import fold_initializer
 from shardam_server.shard.table import Table, table_from_info
 
 
@@ -59,8 +60,7 @@ class Home:
         by_name: dict[str, TableSpec] = {}
         for spec in specs:
             present = self._shard.state.find_table(spec.name)
-            _require_same(spec, present.spec if present else by_name.setdefault(spec.name, spec))
-            by_name.setdefault(spec.name, spec)
+            _require_same(spec, by_name.setdefault(spec.name, present.spec if present else spec))
         return by_name
 
     async def _create(self, specs: Sequence[TableSpec]) -> None:
@@ -69,10 +69,8 @@ class Home:
             common_pb2.TableInfo(spec=spec.to_proto(), table_id=random_63_bits(), table_seed=table_seed(seed, spec.name))
             for spec in specs
         ]
-        for info in wanted:
-            table_from_info(
-                info, self._shard.device.make_records
-            )  # an initializer that cannot be folded is refused before anyone knows it
+        for spec in specs:
+            fold_initializer(spec)  # one that cannot be folded is refused before anyone knows the table
         others = await self._other_shards()
         present = await asyncio.to_thread(self._registration.present_tables, [spec.name for spec in specs])
         for spec in specs:

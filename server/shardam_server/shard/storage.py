@@ -250,9 +250,9 @@ class RowStorage:
             _picked(self._change_numbers, slots),
         )
 
-    def gather(self, row_ids: Int64s) -> Float32s:
-        """Returns weights, float32 [N, dim]; the initial weight where a row does not exist."""
-        return self._records.gather(self.lookup(row_ids), row_ids)
+    def gather(self, slots: Int64s, row_ids: Int64s) -> Float32s:
+        """Returns weights by slot, float32 [N, dim]; the initial weight of the id where a slot is -1."""
+        return self._records.gather(slots, row_ids)
 
     def read(self, component: str, slots: Int64s) -> Float32s:
         """Returns one component by slot, float32 [N, dim]; zeros where a slot is -1."""
@@ -274,12 +274,20 @@ def make_storage(spec: TableSpec, table_seed: int, make_records: MakeRecords) ->
     Raises:
         BadOption: the initializer does not fit float32.
     """
+    initial = initializers.InitialRows(fold_initializer(spec), table_seed, spec.padding_idx)
+    return RowStorage(spec, initial, make_records(layout(spec.dim, spec.dtype), initial))
+
+
+def fold_initializer(spec: TableSpec) -> initializers.FoldedInit:
+    """Returns a table's initializer as kernels take it.
+
+    Raises:
+        BadOption: it does not fit float32.
+    """
     try:
-        folded = _fold(spec)
+        return _fold(spec)
     except OptionError as error:
         raise BadOption(f"table {spec.name!r}: {error}", metadata={"table": spec.name}) from error
-    initial = initializers.InitialRows(folded, table_seed, spec.padding_idx)
-    return RowStorage(spec, initial, make_records(layout(spec.dim, spec.dtype), initial))
 
 
 def _fold(spec: TableSpec) -> initializers.FoldedInit:

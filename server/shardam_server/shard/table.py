@@ -273,7 +273,7 @@ class Table:
 
     def gather(self, row_ids: Int64s) -> Float32s:
         """Returns weights, float32 [N, dim]; a row that does not exist has its initial weight and is not created."""
-        return self.storage.gather(row_ids)
+        return self.storage.gather(self.storage.lookup(row_ids), row_ids)
 
     def read(self, row_ids: Int64s, *, include_optimizer: bool) -> RowBatch:
         """Returns rows in the order asked for."""
@@ -284,7 +284,7 @@ class Table:
         return RowBatch(
             row_ids=row_ids,
             found=found,
-            weight=self.storage.gather(row_ids),
+            weight=self.storage.gather(slots, row_ids),
             exp_avg=self.storage.read("exp_avg", slots) if include_optimizer else None,
             exp_avg_sq=self.storage.read("exp_avg_sq", slots) if include_optimizer else None,
             step=steps,
