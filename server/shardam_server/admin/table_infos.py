@@ -31,11 +31,6 @@ class ClusterTable:
     missing_shards: tuple[int, ...]
 
     @property
-    def any_info(self) -> common_pb2.TableInfo:
-        """The table as the first shard that answered sees it."""
-        return self.by_shard[min(self.by_shard)]
-
-    @property
     def table_step(self) -> int:
         """The highest step of any shard; with pushes in flight some shards may be behind."""
         return max(info.table_step for info in self.by_shard.values())
