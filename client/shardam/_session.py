@@ -286,13 +286,7 @@ class Session:
         self.links = [ShardLink(index, view.shards[index].address) for index in range(view.route_map.num_shards)]
         try:
             for link in self.links:
-                answer = self.open(link, max(0.1, deadline.remaining_s / TRIES_PER_TIMEOUT))
-                link.adopt(answer)
-                if answer.lost_rows:
-                    logger.warning(
-                        "%s started empty where an earlier process had rows: these are gone, and every row there begins anew",
-                        link.peer,
-                    )
+                link.adopt(self.open(link, max(0.1, deadline.remaining_s / TRIES_PER_TIMEOUT)))
         except BaseException:
             self._close_links()
             raise

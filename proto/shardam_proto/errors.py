@@ -204,6 +204,12 @@ class OutOfMemory(ResourceExhausted):
     reason = "OUT_OF_MEMORY"
 
 
+class JournalFull(ResourceExhausted):
+    """The disk of the shard's journal is full, and the shard was told to refuse changes then; nothing was changed."""
+
+    reason = "JOURNAL_FULL"
+
+
 class Unavailable(ShardamError):
     """A process that is needed does not answer now."""
 
@@ -224,6 +230,18 @@ class RedisUnreachable(Unavailable):
     """Redis did not answer within the time allowed."""
 
     reason = "REDIS_UNREACHABLE"
+
+
+class JournalFailed(Unavailable):
+    """The shard's journal cannot be trusted any more: no more changes until the shard is started again."""
+
+    reason = "JOURNAL_FAILED"
+
+
+class JournalDamaged(ShardamError):
+    """A journal, a base or its folder cannot be read as it was written; the shard does not start with it."""
+
+    reason = "JOURNAL_DAMAGED"
 
 
 class BadToken(ShardamError):
@@ -308,9 +326,12 @@ REASONS: Mapping[str, ReasonRule] = {
     "QUEUE_FULL": ReasonRule(_Code.RESOURCE_EXHAUSTED, QueueFull, retryable=True),
     "ROW_LIMIT": ReasonRule(_Code.RESOURCE_EXHAUSTED, RowLimit),
     "OUT_OF_MEMORY": ReasonRule(_Code.RESOURCE_EXHAUSTED, OutOfMemory),
+    "JOURNAL_FULL": ReasonRule(_Code.RESOURCE_EXHAUSTED, JournalFull, retryable=True),
     "NOT_READY": ReasonRule(_Code.UNAVAILABLE, ShardNotReady, retryable=True),
     "SHARD_UNREACHABLE": ReasonRule(_Code.UNAVAILABLE, ShardUnreachable, retryable=True),
     "REDIS_UNREACHABLE": ReasonRule(_Code.UNAVAILABLE, RedisUnreachable, retryable=True),
+    "JOURNAL_FAILED": ReasonRule(_Code.UNAVAILABLE, JournalFailed, retryable=True),
+    "JOURNAL_DAMAGED": ReasonRule(_Code.FAILED_PRECONDITION, JournalDamaged),
     "BAD_TOKEN": ReasonRule(_Code.UNAUTHENTICATED, BadToken),
     "WRONG_ROLE": ReasonRule(_Code.PERMISSION_DENIED, WrongRole),
     "INTERNAL": ReasonRule(_Code.INTERNAL, ShardamError),

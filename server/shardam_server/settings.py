@@ -64,6 +64,10 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+def _read_data_dir(value: object) -> object:
+    return None if value == "none" else value
+
+
 def check_token(token: str) -> str:
     """Returns the token if it can travel in a header.
 
@@ -87,7 +91,7 @@ Device = Annotated[str, AfterValidator(check_device_name)]
 RedisUrl = Annotated[str, AfterValidator(_check_redis)]
 Seed = Annotated[int, Field(ge=0, le=_MAX_UINT64)]
 Threads = Annotated[int, Field(ge=1, le=256)]
-LeaseSeconds = Annotated[float, Field(ge=0.5, le=300)]
+LeaseSeconds = Annotated[float, Field(ge=0.1, le=300)]
 DrainSeconds = Annotated[float, Field(ge=0, le=3600)]
 TimeoutSeconds = Annotated[float, Field(gt=0, le=3600)]
 
@@ -159,6 +163,64 @@ class CommonSettings(BaseSettings):
         return None if self.token is None else self.token.get_secret_value()
 
 
+class StateSettings(CommonSettings):
+    """How a shard keeps its state, and how much it takes on.
+
+    Attributes:
+        data_dir: folder that holds the state of shards; None: memory only.
+        journal: how changes are kept; None: write with a data folder, off without (see `journal_mode`).
+    """
+
+    data_dir: Annotated[Path | None, BeforeValidator(_read_data_dir)] = Field(
+        None,
+        description="folder for journals and bases, one below it for each cluster and shard; none = rows live in memory only",
+    )
+    journal: Annotated[Literal["off", "write", "fsync"] | None, BeforeValidator(_lower)] = Field(
+        None,
+        description="off: a killed shard loses its rows; write: it loses nothing acknowledged; fsync: nor does a power loss. "
+        "Without it: write with a data folder, off without",
+    )
+    on_journal_full: Annotated[Literal["suspend", "refuse"], BeforeValidator(_lower)] = Field(
+        "suspend",
+        description="when the journal's disk is full: suspend = go on without a journal (DEGRADED) until there is space for a "
+        "new base; refuse = refuse changes",
+    )
+    journal_limit_mib: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        1024, description="size of a journal in MiB at which the shard writes a new base and starts the journal anew"
+    )
+    truncate_journal: bool = Field(
+        False, description="start from a damaged or incomplete journal as far as it can be read; what follows is lost"
+    )
+    client_lease_s: Annotated[float, Field(ge=0.1, le=3600)] = Field(
+        30.0, description="silence in seconds after which a client counts as gone and its half-sent push is settled"
+    )
+    max_queue_mib: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        256, description="MiB of changes that may wait to be applied; beyond, streams are not read and calls are refused"
+    )
+    max_reserved_mib: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        512, description="MiB that pushes may reserve which arrive in chunks; one that does not fit is refused"
+    )
+    max_parked: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        1024, description="requests on streams that may wait for something; one more is refused"
+    )
+    max_clients: Annotated[int, Field(ge=1, le=2**24)] = Field(
+        65_536, description="clients that a shard remembers; closed ones are forgotten first"
+    )
+
+    @property
+    def journal_mode(self) -> Literal["off", "write", "fsync"]:
+        """How changes are kept."""
+        if self.journal is not None:
+            return self.journal
+        return "off" if self.data_dir is None else "write"
+
+    @model_validator(mode="after")
+    def _check_journal(self) -> Self:
+        if self.data_dir is None and self.journal in ("write", "fsync"):
+            raise ValueError(f"--journal {self.journal} needs --data-dir, the folder to keep it in")
+        return self
+
+
 class MemberSettings(CommonSettings):
     """What every process knows that joins a running cluster.
 
@@ -173,7 +235,7 @@ class MemberSettings(CommonSettings):
     )
 
 
-class ShardSettings(MemberSettings):
+class ShardSettings(MemberSettings, StateSettings):
     """Settings of `shardam shard`."""
 
     index: int = Field(ge=0, lt=NUM_BUCKETS, description="this shard's index, from 0; shard 0 is home. Required")

@@ -210,7 +210,6 @@ _STATUS_FIELDS = (
     "device_memory_bytes",
     "queue_depth",
     "num_clients",
-    "lost_rows",
 )
 """Fields of GetStatusResponse that the JSON form hands on."""
 
@@ -235,9 +234,9 @@ def _tables(report: ClusterReport) -> str:
 
 def _warnings(report: ClusterReport) -> list[str]:
     return [
-        f"note: shard {shard.index} started empty although it had rows before; those rows are lost"
+        f"note: shard {shard.index}: {shard.status.journal_problem}"
         for shard in report.shards
-        if shard.status is not None and shard.status.lost_rows
+        if shard.status is not None and shard.status.journal_problem
     ]
 
 

@@ -61,7 +61,8 @@ def test_numbers_that_do_not_follow_are_refused_with_their_reason(client: RawCli
     assert reason_of(lambda: client.push(3, table, [1], [[1, 1]])) == "SEQUENCE_GAP"
     assert reason_of(lambda: client.push(1, table, [1], [[9, 9]])) == "SEQUENCE_REUSED"
     client.push(2, table, [1], [[1, 1]])
-    assert reason_of(lambda: client.push(1, table, [1], [[1, 1]])) == "SEQUENCE_EXPIRED"
+    assert client.push(1, table, [1], [[1, 1]]).repeated_number
+    assert reason_of(lambda: client.push(0, table, [1], [[1, 1]])) == "SEQUENCE_EXPIRED"
     assert client.open().header.last_number == 2
 
 

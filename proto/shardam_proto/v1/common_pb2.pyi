@@ -113,7 +113,7 @@ class RequestHeader(_message.Message):
     chunk_index: _builtins.int
     """Position of this chunk of a part, from 0."""
     num_chunks: _builtins.int
-    """Number of chunks of the part. 0 or 1: the message is the whole part; more is refused until chunked pushes exist."""
+    """Number of chunks of the part. 0 or 1: the message is the whole part; more: only pushes on an Exchange stream."""
     def __init__(
         self,
         *,

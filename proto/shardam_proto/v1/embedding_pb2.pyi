@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from shardam_proto.v1 import common_pb2 as _common_pb2
+from shardam_proto.v1 import row_pb2 as _row_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -53,10 +54,15 @@ class OpenRequest(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     MIN_PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     MAX_PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
+    HEARTBEATS_FIELD_NUMBER: _builtins.int
     min_protocol_version: _builtins.int
     """Oldest protocol version the client speaks."""
     max_protocol_version: _builtins.int
     """Newest protocol version the client speaks."""
+    heartbeats: _builtins.bool
+    """True: the client calls Heartbeat on home and is closed after client_lease_s of silence. False: its entry is kept for 24 h
+    after its last contact, so that a late repeat of its change is recognized (Idempotency-Key).
+    """
     @_builtins.property
     def header(self) -> _common_pb2.RequestHeader:
         """Header with client_id."""
@@ -67,10 +73,11 @@ class OpenRequest(_message.Message):
         header: _common_pb2.RequestHeader | None = ...,
         min_protocol_version: _builtins.int = ...,
         max_protocol_version: _builtins.int = ...,
+        heartbeats: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_protocol_version", b"max_protocol_version", "min_protocol_version", b"min_protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "heartbeats", b"heartbeats", "max_protocol_version", b"max_protocol_version", "min_protocol_version", b"min_protocol_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -86,15 +93,15 @@ class OpenResponse(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     NUM_SHARDS_FIELD_NUMBER: _builtins.int
-    LOST_ROWS_FIELD_NUMBER: _builtins.int
+    CLIENT_LEASE_S_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version both sides speak from now on."""
     cluster_id: _builtins.str
     """The cluster's id."""
     num_shards: _builtins.int
     """Number of shards of the route map."""
-    lost_rows: _builtins.bool
-    """True: the shard started empty although the cluster had rows here before; those rows are lost."""
+    client_lease_s: _builtins.float
+    """Silence after which home closes a client that opened with heartbeats, in seconds."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Header; last_number is the client's last closed number here."""
@@ -106,11 +113,11 @@ class OpenResponse(_message.Message):
         protocol_version: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
         num_shards: _builtins.int = ...,
-        lost_rows: _builtins.bool = ...,
+        client_lease_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "header", b"header", "lost_rows", b"lost_rows", "num_shards", b"num_shards", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_lease_s", b"client_lease_s", "cluster_id", b"cluster_id", "header", b"header", "num_shards", b"num_shards", "protocol_version", b"protocol_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,19 +199,26 @@ Global___PullResponse: _TypeAlias = PullResponse  # noqa: Y015
 
 @_typing.final
 class PushRequest(_message.Message):
-    """One client's part of one number for one shard."""
+    """One client's part of one number for one shard, or one chunk of it. Chunks (header: chunk_index of num_chunks) come over one
+    Exchange stream, in order and with one request_id; they are answered once, and applied as one message would be.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     SECTIONS_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     ROW_IDS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    total_bytes: _builtins.int
+    """Bytes of row_ids and rows over all chunks, reserved when chunk 0 arrives. In chunk 0 only; zero without chunks."""
     row_ids: _builtins.bytes
-    """Ids as little-endian int64, all sections after each other; duplicates are summed left to right."""
+    """Ids as little-endian int64, all sections after each other; duplicates are summed left to right. Of a chunk: the next bytes
+    of them; a chunk that has bytes of rows has the last of row_ids.
+    """
     rows: _builtins.bytes
-    """Gradients, row-major, all sections after each other, in the order of row_ids."""
+    """Gradients, row-major, all sections after each other, in the order of row_ids. Of a chunk: the next bytes of them."""
     @_builtins.property
     def header(self) -> _common_pb2.RequestHeader:
         """Header; number is the client's last number + 1."""
@@ -215,7 +229,7 @@ class PushRequest(_message.Message):
 
     @_builtins.property
     def sections(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Section]:
-        """The tables that step, in the order of row_ids; each table at most once."""
+        """The tables that step, in the order of row_ids; each table at most once. In chunk 0 only."""
 
     def __init__(
         self,
@@ -223,12 +237,13 @@ class PushRequest(_message.Message):
         header: _common_pb2.RequestHeader | None = ...,
         options: _abc.Iterable[_common_pb2.AdamOptions] | None = ...,
         sections: _abc.Iterable[_common_pb2.Section] | None = ...,
+        total_bytes: _builtins.int = ...,
         row_ids: _builtins.bytes = ...,
         rows: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "options", b"options", "row_ids", b"row_ids", "rows", b"rows", "sections", b"sections"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "options", b"options", "row_ids", b"row_ids", "rows", b"rows", "sections", b"sections", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -383,3 +398,225 @@ class LeaveResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaveResponse: _TypeAlias = LeaveResponse  # noqa: Y015
+
+@_typing.final
+class ExchangeRequest(_message.Message):
+    """A request on a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PULL_FIELD_NUMBER: _builtins.int
+    PUSH_FIELD_NUMBER: _builtins.int
+    CLOSE_NUMBER_FIELD_NUMBER: _builtins.int
+    ASSIGN_ROWS_FIELD_NUMBER: _builtins.int
+    DELETE_ROWS_FIELD_NUMBER: _builtins.int
+    CLEAR_MOMENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pull(self) -> Global___PullRequest:
+        """Read weights."""
+
+    @_builtins.property
+    def push(self) -> Global___PushRequest:
+        """Apply a part, or one chunk of it."""
+
+    @_builtins.property
+    def close_number(self) -> Global___CloseNumberRequest:
+        """Close a refused number."""
+
+    @_builtins.property
+    def assign_rows(self) -> _row_pb2.AssignRowsRequest:
+        """Write rows."""
+
+    @_builtins.property
+    def delete_rows(self) -> _row_pb2.DeleteRowsRequest:
+        """Delete rows."""
+
+    @_builtins.property
+    def clear_moments(self) -> _row_pb2.ClearMomentsRequest:
+        """Set moments to zero."""
+
+    def __init__(
+        self,
+        *,
+        pull: Global___PullRequest | None = ...,
+        push: Global___PushRequest | None = ...,
+        close_number: Global___CloseNumberRequest | None = ...,
+        assign_rows: _row_pb2.AssignRowsRequest | None = ...,
+        delete_rows: _row_pb2.DeleteRowsRequest | None = ...,
+        clear_moments: _row_pb2.ClearMomentsRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["pull", "push", "close_number", "assign_rows", "delete_rows", "clear_moments"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___ExchangeRequest: _TypeAlias = ExchangeRequest  # noqa: Y015
+
+@_typing.final
+class ExchangeResponse(_message.Message):
+    """An answer on a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PULL_FIELD_NUMBER: _builtins.int
+    PUSH_FIELD_NUMBER: _builtins.int
+    CLOSE_NUMBER_FIELD_NUMBER: _builtins.int
+    ASSIGN_ROWS_FIELD_NUMBER: _builtins.int
+    DELETE_ROWS_FIELD_NUMBER: _builtins.int
+    CLEAR_MOMENTS_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    """The request it answers."""
+    @_builtins.property
+    def pull(self) -> Global___PullResponse:
+        """Weights."""
+
+    @_builtins.property
+    def push(self) -> Global___PushResponse:
+        """A part was applied."""
+
+    @_builtins.property
+    def close_number(self) -> Global___CloseNumberResponse:
+        """A number was closed."""
+
+    @_builtins.property
+    def assign_rows(self) -> _row_pb2.AssignRowsResponse:
+        """Rows were written."""
+
+    @_builtins.property
+    def delete_rows(self) -> _row_pb2.DeleteRowsResponse:
+        """Rows were deleted."""
+
+    @_builtins.property
+    def clear_moments(self) -> _row_pb2.ClearMomentsResponse:
+        """Moments were set to zero."""
+
+    @_builtins.property
+    def refusal(self) -> Global___Refusal:
+        """It was refused; nothing changed."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        pull: Global___PullResponse | None = ...,
+        push: Global___PushResponse | None = ...,
+        close_number: Global___CloseNumberResponse | None = ...,
+        assign_rows: _row_pb2.AssignRowsResponse | None = ...,
+        delete_rows: _row_pb2.DeleteRowsResponse | None = ...,
+        clear_moments: _row_pb2.ClearMomentsResponse | None = ...,
+        refusal: Global___Refusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "refusal", b"refusal", "response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "refusal", b"refusal", "request_id", b"request_id", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["pull", "push", "close_number", "assign_rows", "delete_rows", "clear_moments", "refusal"]  # noqa: Y015
+    _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
+
+Global___ExchangeResponse: _TypeAlias = ExchangeResponse  # noqa: Y015
+
+@_typing.final
+class Refusal(_message.Message):
+    """Why a request on a stream was refused: what the status of a unary call says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Reason of shardam_proto/errors.py."""
+    message: _builtins.str
+    """What was wrong, with which value, and what to do."""
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The values of the message by name, as google.rpc.ErrorInfo has them."""
+
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "metadata", b"metadata", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
+
+@_typing.final
+class HeartbeatRequest(_message.Message):
+    """A sign of life."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.RequestHeader:
+        """Header with client_id."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.RequestHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
+
+@_typing.final
+class HeartbeatResponse(_message.Message):
+    """The client is known and open."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Header."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015

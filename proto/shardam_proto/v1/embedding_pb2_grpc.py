@@ -55,6 +55,16 @@ class EmbeddingServiceStub:
                 request_serializer=shardam__proto_dot_v1_dot_embedding__pb2.CloseNumberRequest.SerializeToString,
                 response_deserializer=shardam__proto_dot_v1_dot_embedding__pb2.CloseNumberResponse.FromString,
                 _registered_method=True)
+        self.Exchange = channel.stream_stream(
+                '/shardam.v1.EmbeddingService/Exchange',
+                request_serializer=shardam__proto_dot_v1_dot_embedding__pb2.ExchangeRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_embedding__pb2.ExchangeResponse.FromString,
+                _registered_method=True)
+        self.Heartbeat = channel.unary_unary(
+                '/shardam.v1.EmbeddingService/Heartbeat',
+                request_serializer=shardam__proto_dot_v1_dot_embedding__pb2.HeartbeatRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_embedding__pb2.HeartbeatResponse.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/shardam.v1.EmbeddingService/Leave',
                 request_serializer=shardam__proto_dot_v1_dot_embedding__pb2.LeaveRequest.SerializeToString,
@@ -94,8 +104,25 @@ class EmbeddingServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Exchange(self, request_iterator, context):
+        """One worker's traffic with one shard: requests are taken in their order, changes are applied in it, answers may come in
+        another one and name their request by request_id. A pull sees every earlier change of its own stream. The stream has no
+        deadline; each message carries a budget. The shard ends it when it drains.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Heartbeat(self, request, context):
+        """Tells home that the client lives; silence for client_lease_s closes it. Any other shard refuses it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Leave(self, request, context):
-        """Ends a client: its numbers are forgotten and later changes are refused. May be repeated.
+        """Ends a client. On home: on all shards, and numbers that only some of them have are closed on the others (VOID). Later
+        changes are refused. May be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,6 +150,16 @@ def add_EmbeddingServiceServicer_to_server(servicer, server):
                     servicer.CloseNumber,
                     request_deserializer=shardam__proto_dot_v1_dot_embedding__pb2.CloseNumberRequest.FromString,
                     response_serializer=shardam__proto_dot_v1_dot_embedding__pb2.CloseNumberResponse.SerializeToString,
+            ),
+            'Exchange': grpc.stream_stream_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=shardam__proto_dot_v1_dot_embedding__pb2.ExchangeRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_embedding__pb2.ExchangeResponse.SerializeToString,
+            ),
+            'Heartbeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Heartbeat,
+                    request_deserializer=shardam__proto_dot_v1_dot_embedding__pb2.HeartbeatRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_embedding__pb2.HeartbeatResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -239,6 +276,60 @@ class EmbeddingService:
             '/shardam.v1.EmbeddingService/CloseNumber',
             shardam__proto_dot_v1_dot_embedding__pb2.CloseNumberRequest.SerializeToString,
             shardam__proto_dot_v1_dot_embedding__pb2.CloseNumberResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Exchange(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/shardam.v1.EmbeddingService/Exchange',
+            shardam__proto_dot_v1_dot_embedding__pb2.ExchangeRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_embedding__pb2.ExchangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Heartbeat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.EmbeddingService/Heartbeat',
+            shardam__proto_dot_v1_dot_embedding__pb2.HeartbeatRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_embedding__pb2.HeartbeatResponse.FromString,
             options,
             channel_credentials,
             insecure,

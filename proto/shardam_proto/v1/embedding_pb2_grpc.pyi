@@ -41,8 +41,17 @@ class EmbeddingServiceStub:
     """Applies one part: the gradients of one optimizer step for this shard. A repeat gets the former answer."""
     CloseNumber: _grpc.UnaryUnaryMultiCallable[_embedding_pb2.CloseNumberRequest, _embedding_pb2.CloseNumberResponse]
     """Closes a number that this shard refused, without applying it. May be repeated."""
+    Exchange: _grpc.StreamStreamMultiCallable[_embedding_pb2.ExchangeRequest, _embedding_pb2.ExchangeResponse]
+    """One worker's traffic with one shard: requests are taken in their order, changes are applied in it, answers may come in
+    another one and name their request by request_id. A pull sees every earlier change of its own stream. The stream has no
+    deadline; each message carries a budget. The shard ends it when it drains.
+    """
+    Heartbeat: _grpc.UnaryUnaryMultiCallable[_embedding_pb2.HeartbeatRequest, _embedding_pb2.HeartbeatResponse]
+    """Tells home that the client lives; silence for client_lease_s closes it. Any other shard refuses it."""
     Leave: _grpc.UnaryUnaryMultiCallable[_embedding_pb2.LeaveRequest, _embedding_pb2.LeaveResponse]
-    """Ends a client: its numbers are forgotten and later changes are refused. May be repeated."""
+    """Ends a client. On home: on all shards, and numbers that only some of them have are closed on the others (VOID). Later
+    changes are refused. May be repeated.
+    """
 
 @_typing.type_check_only
 class EmbeddingServiceAsyncStub(EmbeddingServiceStub):
@@ -57,8 +66,17 @@ class EmbeddingServiceAsyncStub(EmbeddingServiceStub):
     """Applies one part: the gradients of one optimizer step for this shard. A repeat gets the former answer."""
     CloseNumber: _aio.UnaryUnaryMultiCallable[_embedding_pb2.CloseNumberRequest, _embedding_pb2.CloseNumberResponse]  # type: ignore[assignment]
     """Closes a number that this shard refused, without applying it. May be repeated."""
+    Exchange: _aio.StreamStreamMultiCallable[_embedding_pb2.ExchangeRequest, _embedding_pb2.ExchangeResponse]  # type: ignore[assignment]
+    """One worker's traffic with one shard: requests are taken in their order, changes are applied in it, answers may come in
+    another one and name their request by request_id. A pull sees every earlier change of its own stream. The stream has no
+    deadline; each message carries a budget. The shard ends it when it drains.
+    """
+    Heartbeat: _aio.UnaryUnaryMultiCallable[_embedding_pb2.HeartbeatRequest, _embedding_pb2.HeartbeatResponse]  # type: ignore[assignment]
+    """Tells home that the client lives; silence for client_lease_s closes it. Any other shard refuses it."""
     Leave: _aio.UnaryUnaryMultiCallable[_embedding_pb2.LeaveRequest, _embedding_pb2.LeaveResponse]  # type: ignore[assignment]
-    """Ends a client: its numbers are forgotten and later changes are refused. May be repeated."""
+    """Ends a client. On home: on all shards, and numbers that only some of them have are closed on the others (VOID). Later
+    changes are refused. May be repeated.
+    """
 
 class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
     """What workers call in every step. Errors carry google.rpc.ErrorInfo with a reason of shardam_proto/errors.py."""
@@ -96,11 +114,32 @@ class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
         """Closes a number that this shard refused, without applying it. May be repeated."""
 
     @_abc_1.abstractmethod
+    def Exchange(
+        self,
+        request_iterator: _MaybeAsyncIterator[_embedding_pb2.ExchangeRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_embedding_pb2.ExchangeResponse], _abc.AsyncIterator[_embedding_pb2.ExchangeResponse]]:
+        """One worker's traffic with one shard: requests are taken in their order, changes are applied in it, answers may come in
+        another one and name their request by request_id. A pull sees every earlier change of its own stream. The stream has no
+        deadline; each message carries a budget. The shard ends it when it drains.
+        """
+
+    @_abc_1.abstractmethod
+    def Heartbeat(
+        self,
+        request: _embedding_pb2.HeartbeatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_embedding_pb2.HeartbeatResponse, _abc.Awaitable[_embedding_pb2.HeartbeatResponse]]:
+        """Tells home that the client lives; silence for client_lease_s closes it. Any other shard refuses it."""
+
+    @_abc_1.abstractmethod
     def Leave(
         self,
         request: _embedding_pb2.LeaveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_embedding_pb2.LeaveResponse, _abc.Awaitable[_embedding_pb2.LeaveResponse]]:
-        """Ends a client: its numbers are forgotten and later changes are refused. May be repeated."""
+        """Ends a client. On home: on all shards, and numbers that only some of them have are closed on the others (VOID). Later
+        changes are refused. May be repeated.
+        """
 
 def add_EmbeddingServiceServicer_to_server(servicer: EmbeddingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,27 +25,45 @@ _sym_db = _symbol_database.Default()
 from shardam_proto.v1 import common_pb2 as shardam__proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cshardam_proto/v1/shard.proto\x12\nshardam.v1\x1a\x1dshardam_proto/v1/common.proto\"=\n\x10GetStatusRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"\xcc\x03\n\x11GetStatusResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.shardam.v1.ServingState\x12\x13\n\x0bwaiting_for\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x14\n\x0chttp_address\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x11\n\thost_name\x18\t \x01(\t\x12\x10\n\x08uptime_s\x18\n \x01(\x01\x12\x12\n\nnum_tables\x18\x0b \x01(\x04\x12\x10\n\x08num_rows\x18\x0c \x01(\x04\x12\x10\n\x08max_rows\x18\r \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x0e \x01(\x04\x12\x13\n\x0bindex_bytes\x18\x0f \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x10 \x01(\x04\x12\x13\n\x0bqueue_depth\x18\x11 \x01(\x04\x12\x13\n\x0bnum_clients\x18\x12 \x01(\x04\x12\x11\n\tlost_rows\x18\x13 \x01(\x08\x12\x1b\n\x13\x64\x65vice_memory_bytes\x18\x14 \x01(\x04\"h\n\x14InstallTablesRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableInfo\"C\n\x15InstallTablesResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\">\n\x11GetMetricsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"N\n\x12GetMetricsResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x0c\n\x04text\x18\x02 \x01(\t*\x80\x01\n\x0cServingState\x12\x1d\n\x19SERVING_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SERVING_STATE_STARTING\x10\x01\x12\x19\n\x15SERVING_STATE_SERVING\x10\x02\x12\x1a\n\x16SERVING_STATE_DRAINING\x10\x03\x32\xfb\x01\n\x0cShardService\x12H\n\tGetStatus\x12\x1c.shardam.v1.GetStatusRequest\x1a\x1d.shardam.v1.GetStatusResponse\x12T\n\rInstallTables\x12 .shardam.v1.InstallTablesRequest\x1a!.shardam.v1.InstallTablesResponse\x12K\n\nGetMetrics\x12\x1d.shardam.v1.GetMetricsRequest\x1a\x1e.shardam.v1.GetMetricsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cshardam_proto/v1/shard.proto\x12\nshardam.v1\x1a\x1dshardam_proto/v1/common.proto\"=\n\x10GetStatusRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"\xa4\x05\n\x11GetStatusResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.shardam.v1.ServingState\x12\x13\n\x0bwaiting_for\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x14\n\x0chttp_address\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x11\n\thost_name\x18\t \x01(\t\x12\x10\n\x08uptime_s\x18\n \x01(\x01\x12\x12\n\nnum_tables\x18\x0b \x01(\x04\x12\x10\n\x08num_rows\x18\x0c \x01(\x04\x12\x10\n\x08max_rows\x18\r \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x0e \x01(\x04\x12\x13\n\x0bindex_bytes\x18\x0f \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x10 \x01(\x04\x12\x13\n\x0bqueue_depth\x18\x11 \x01(\x04\x12\x13\n\x0bnum_clients\x18\x12 \x01(\x04\x12\x1b\n\x13\x64\x65vice_memory_bytes\x18\x14 \x01(\x04\x12-\n\x0cjournal_mode\x18\x15 \x01(\x0e\x32\x17.shardam.v1.JournalMode\x12/\n\rjournal_state\x18\x16 \x01(\x0e\x32\x18.shardam.v1.JournalState\x12\x17\n\x0fjournal_problem\x18\x17 \x01(\t\x12\x15\n\rjournal_bytes\x18\x18 \x01(\x04\x12\x13\n\x0b\x64\x61ta_folder\x18\x19 \x01(\t\x12\x13\n\x0bqueue_bytes\x18\x1a \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\x1b \x01(\x04\x12\x17\n\x0fparked_requests\x18\x1c \x01(\x04\"h\n\x14InstallTablesRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableInfo\"C\n\x15InstallTablesResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\">\n\x11GetMetricsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"N\n\x12GetMetricsResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x0c\n\x04text\x18\x02 \x01(\t\"P\n\x10\x45ndClientRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x11\n\tclient_id\x18\x02 \x01(\x0c\"1\n\x0c\x43losedNumber\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\ttable_ids\x18\x02 \x03(\x06\"\x7f\n\x11\x45ndClientResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x13\n\x0blast_number\x18\x02 \x01(\x04\x12)\n\x07numbers\x18\x03 \x03(\x0b\x32\x18.shardam.v1.ClosedNumber\"~\n\x13SettleClientRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x11\n\tclient_id\x18\x02 \x01(\x0c\x12)\n\x07numbers\x18\x03 \x03(\x0b\x32\x18.shardam.v1.ClosedNumber\"B\n\x14SettleClientResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"?\n\x12\x46orgetStateRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"A\n\x13\x46orgetStateResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader*\xb5\x01\n\x0cServingState\x12\x1d\n\x19SERVING_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SERVING_STATE_STARTING\x10\x01\x12\x19\n\x15SERVING_STATE_SERVING\x10\x02\x12\x1a\n\x16SERVING_STATE_DRAINING\x10\x03\x12\x16\n\x12SERVING_STATE_LOST\x10\x04\x12\x1b\n\x17SERVING_STATE_SUSPENDED\x10\x05*q\n\x0bJournalMode\x12\x1c\n\x18JOURNAL_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOURNAL_MODE_OFF\x10\x01\x12\x16\n\x12JOURNAL_MODE_WRITE\x10\x02\x12\x16\n\x12JOURNAL_MODE_FSYNC\x10\x03*\x92\x01\n\x0cJournalState\x12\x1d\n\x19JOURNAL_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOURNAL_STATE_OK\x10\x01\x12\x1b\n\x17JOURNAL_STATE_SUSPENDED\x10\x02\x12\x16\n\x12JOURNAL_STATE_FULL\x10\x03\x12\x18\n\x14JOURNAL_STATE_FAILED\x10\x04\x32\xe8\x03\n\x0cShardService\x12H\n\tGetStatus\x12\x1c.shardam.v1.GetStatusRequest\x1a\x1d.shardam.v1.GetStatusResponse\x12H\n\tEndClient\x12\x1c.shardam.v1.EndClientRequest\x1a\x1d.shardam.v1.EndClientResponse\x12Q\n\x0cSettleClient\x12\x1f.shardam.v1.SettleClientRequest\x1a .shardam.v1.SettleClientResponse\x12N\n\x0b\x46orgetState\x12\x1e.shardam.v1.ForgetStateRequest\x1a\x1f.shardam.v1.ForgetStateResponse\x12T\n\rInstallTables\x12 .shardam.v1.InstallTablesRequest\x1a!.shardam.v1.InstallTablesResponse\x12K\n\nGetMetrics\x12\x1d.shardam.v1.GetMetricsRequest\x1a\x1e.shardam.v1.GetMetricsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardam_proto.v1.shard_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVINGSTATE']._serialized_start=921
-  _globals['_SERVINGSTATE']._serialized_end=1049
+  _globals['_SERVINGSTATE']._serialized_start=1727
+  _globals['_SERVINGSTATE']._serialized_end=1908
+  _globals['_JOURNALMODE']._serialized_start=1910
+  _globals['_JOURNALMODE']._serialized_end=2023
+  _globals['_JOURNALSTATE']._serialized_start=2026
+  _globals['_JOURNALSTATE']._serialized_end=2172
   _globals['_GETSTATUSREQUEST']._serialized_start=75
   _globals['_GETSTATUSREQUEST']._serialized_end=136
   _globals['_GETSTATUSRESPONSE']._serialized_start=139
-  _globals['_GETSTATUSRESPONSE']._serialized_end=599
-  _globals['_INSTALLTABLESREQUEST']._serialized_start=601
-  _globals['_INSTALLTABLESREQUEST']._serialized_end=705
-  _globals['_INSTALLTABLESRESPONSE']._serialized_start=707
-  _globals['_INSTALLTABLESRESPONSE']._serialized_end=774
-  _globals['_GETMETRICSREQUEST']._serialized_start=776
-  _globals['_GETMETRICSREQUEST']._serialized_end=838
-  _globals['_GETMETRICSRESPONSE']._serialized_start=840
-  _globals['_GETMETRICSRESPONSE']._serialized_end=918
-  _globals['_SHARDSERVICE']._serialized_start=1052
-  _globals['_SHARDSERVICE']._serialized_end=1303
+  _globals['_GETSTATUSRESPONSE']._serialized_end=815
+  _globals['_INSTALLTABLESREQUEST']._serialized_start=817
+  _globals['_INSTALLTABLESREQUEST']._serialized_end=921
+  _globals['_INSTALLTABLESRESPONSE']._serialized_start=923
+  _globals['_INSTALLTABLESRESPONSE']._serialized_end=990
+  _globals['_GETMETRICSREQUEST']._serialized_start=992
+  _globals['_GETMETRICSREQUEST']._serialized_end=1054
+  _globals['_GETMETRICSRESPONSE']._serialized_start=1056
+  _globals['_GETMETRICSRESPONSE']._serialized_end=1134
+  _globals['_ENDCLIENTREQUEST']._serialized_start=1136
+  _globals['_ENDCLIENTREQUEST']._serialized_end=1216
+  _globals['_CLOSEDNUMBER']._serialized_start=1218
+  _globals['_CLOSEDNUMBER']._serialized_end=1267
+  _globals['_ENDCLIENTRESPONSE']._serialized_start=1269
+  _globals['_ENDCLIENTRESPONSE']._serialized_end=1396
+  _globals['_SETTLECLIENTREQUEST']._serialized_start=1398
+  _globals['_SETTLECLIENTREQUEST']._serialized_end=1524
+  _globals['_SETTLECLIENTRESPONSE']._serialized_start=1526
+  _globals['_SETTLECLIENTRESPONSE']._serialized_end=1592
+  _globals['_FORGETSTATEREQUEST']._serialized_start=1594
+  _globals['_FORGETSTATEREQUEST']._serialized_end=1657
+  _globals['_FORGETSTATERESPONSE']._serialized_start=1659
+  _globals['_FORGETSTATERESPONSE']._serialized_end=1724
+  _globals['_SHARDSERVICE']._serialized_start=2175
+  _globals['_SHARDSERVICE']._serialized_end=2663
 # @@protoc_insertion_point(module_scope)

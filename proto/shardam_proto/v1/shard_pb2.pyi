@@ -34,6 +34,10 @@ class _ServingStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ServingS
     """Serves pulls and changes."""
     SERVING_STATE_DRAINING: _ServingState.ValueType  # 3
     """Finishes what it has accepted, then exits."""
+    SERVING_STATE_LOST: _ServingState.ValueType  # 4
+    """Alive, but without the state that the cluster knows for this shard: serves nothing until it is told to forget it."""
+    SERVING_STATE_SUSPENDED: _ServingState.ValueType  # 5
+    """Overslept its lease and waits until Redis confirms that the name is still its own."""
 
 class ServingState(_ServingState, metaclass=_ServingStateEnumTypeWrapper):
     """Whether a shard serves."""
@@ -46,7 +50,71 @@ SERVING_STATE_SERVING: ServingState.ValueType  # 2
 """Serves pulls and changes."""
 SERVING_STATE_DRAINING: ServingState.ValueType  # 3
 """Finishes what it has accepted, then exits."""
+SERVING_STATE_LOST: ServingState.ValueType  # 4
+"""Alive, but without the state that the cluster knows for this shard: serves nothing until it is told to forget it."""
+SERVING_STATE_SUSPENDED: ServingState.ValueType  # 5
+"""Overslept its lease and waits until Redis confirms that the name is still its own."""
 Global___ServingState: _TypeAlias = ServingState  # noqa: Y015
+
+class _JournalMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _JournalModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JournalMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    JOURNAL_MODE_UNSPECIFIED: _JournalMode.ValueType  # 0
+    """Not a mode."""
+    JOURNAL_MODE_OFF: _JournalMode.ValueType  # 1
+    """Not at all: a killed process loses its rows."""
+    JOURNAL_MODE_WRITE: _JournalMode.ValueType  # 2
+    """Written before the answer: a killed process loses nothing acknowledged."""
+    JOURNAL_MODE_FSYNC: _JournalMode.ValueType  # 3
+    """On the disk before the answer: nor does a power loss."""
+
+class JournalMode(_JournalMode, metaclass=_JournalModeEnumTypeWrapper):
+    """How a shard keeps its changes."""
+
+JOURNAL_MODE_UNSPECIFIED: JournalMode.ValueType  # 0
+"""Not a mode."""
+JOURNAL_MODE_OFF: JournalMode.ValueType  # 1
+"""Not at all: a killed process loses its rows."""
+JOURNAL_MODE_WRITE: JournalMode.ValueType  # 2
+"""Written before the answer: a killed process loses nothing acknowledged."""
+JOURNAL_MODE_FSYNC: JournalMode.ValueType  # 3
+"""On the disk before the answer: nor does a power loss."""
+Global___JournalMode: _TypeAlias = JournalMode  # noqa: Y015
+
+class _JournalState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _JournalStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JournalState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    JOURNAL_STATE_UNSPECIFIED: _JournalState.ValueType  # 0
+    """Not a state."""
+    JOURNAL_STATE_OK: _JournalState.ValueType  # 1
+    """It does, or there is none."""
+    JOURNAL_STATE_SUSPENDED: _JournalState.ValueType  # 2
+    """The disk is full and changes are acknowledged without it (DEGRADED) until there is space for a new base."""
+    JOURNAL_STATE_FULL: _JournalState.ValueType  # 3
+    """The disk is full and changes are refused."""
+    JOURNAL_STATE_FAILED: _JournalState.ValueType  # 4
+    """It failed: no more changes until the shard is started again."""
+
+class JournalState(_JournalState, metaclass=_JournalStateEnumTypeWrapper):
+    """Whether a shard's journal takes changes."""
+
+JOURNAL_STATE_UNSPECIFIED: JournalState.ValueType  # 0
+"""Not a state."""
+JOURNAL_STATE_OK: JournalState.ValueType  # 1
+"""It does, or there is none."""
+JOURNAL_STATE_SUSPENDED: JournalState.ValueType  # 2
+"""The disk is full and changes are acknowledged without it (DEGRADED) until there is space for a new base."""
+JOURNAL_STATE_FULL: JournalState.ValueType  # 3
+"""The disk is full and changes are refused."""
+JOURNAL_STATE_FAILED: JournalState.ValueType  # 4
+"""It failed: no more changes until the shard is started again."""
+Global___JournalState: _TypeAlias = JournalState  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):
@@ -96,8 +164,15 @@ class GetStatusResponse(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     QUEUE_DEPTH_FIELD_NUMBER: _builtins.int
     NUM_CLIENTS_FIELD_NUMBER: _builtins.int
-    LOST_ROWS_FIELD_NUMBER: _builtins.int
     DEVICE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    JOURNAL_MODE_FIELD_NUMBER: _builtins.int
+    JOURNAL_STATE_FIELD_NUMBER: _builtins.int
+    JOURNAL_PROBLEM_FIELD_NUMBER: _builtins.int
+    JOURNAL_BYTES_FIELD_NUMBER: _builtins.int
+    DATA_FOLDER_FIELD_NUMBER: _builtins.int
+    QUEUE_BYTES_FIELD_NUMBER: _builtins.int
+    RESERVED_BYTES_FIELD_NUMBER: _builtins.int
+    PARKED_REQUESTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the shardam package."""
     state: Global___ServingState.ValueType
@@ -132,10 +207,24 @@ class GetStatusResponse(_message.Message):
     """Changes that wait to be applied."""
     num_clients: _builtins.int
     """Clients that have opened and not left."""
-    lost_rows: _builtins.bool
-    """True: it started empty although the cluster had rows here before; those rows are lost."""
     device_memory_bytes: _builtins.int
     """Bytes of the device's own memory that the process holds, for all tables. Zero for the CPU."""
+    journal_mode: Global___JournalMode.ValueType
+    """How it keeps its changes."""
+    journal_state: Global___JournalState.ValueType
+    """Whether its journal takes changes."""
+    journal_problem: _builtins.str
+    """What is wrong with the journal, and what to do. Empty: nothing."""
+    journal_bytes: _builtins.int
+    """Bytes of the journal since its base."""
+    data_folder: _builtins.str
+    """Folder of its state on its host. Empty: memory only."""
+    queue_bytes: _builtins.int
+    """Bytes of changes that wait to be applied."""
+    reserved_bytes: _builtins.int
+    """Bytes reserved for pushes that arrive in chunks."""
+    parked_requests: _builtins.int
+    """Requests on streams that wait for something."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Header."""
@@ -161,12 +250,19 @@ class GetStatusResponse(_message.Message):
         resident_bytes: _builtins.int = ...,
         queue_depth: _builtins.int = ...,
         num_clients: _builtins.int = ...,
-        lost_rows: _builtins.bool = ...,
         device_memory_bytes: _builtins.int = ...,
+        journal_mode: Global___JournalMode.ValueType = ...,
+        journal_state: Global___JournalState.ValueType = ...,
+        journal_problem: _builtins.str = ...,
+        journal_bytes: _builtins.int = ...,
+        data_folder: _builtins.str = ...,
+        queue_bytes: _builtins.int = ...,
+        reserved_bytes: _builtins.int = ...,
+        parked_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "header", b"header", "host_name", b"host_name", "http_address", b"http_address", "index_bytes", b"index_bytes", "lost_rows", b"lost_rows", "max_rows", b"max_rows", "num_clients", b"num_clients", "num_rows", b"num_rows", "num_tables", b"num_tables", "pid", b"pid", "queue_depth", b"queue_depth", "record_bytes", b"record_bytes", "resident_bytes", b"resident_bytes", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "data_folder", b"data_folder", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "header", b"header", "host_name", b"host_name", "http_address", b"http_address", "index_bytes", b"index_bytes", "journal_bytes", b"journal_bytes", "journal_mode", b"journal_mode", "journal_problem", b"journal_problem", "journal_state", b"journal_state", "max_rows", b"max_rows", "num_clients", b"num_clients", "num_rows", b"num_rows", "num_tables", b"num_tables", "parked_requests", b"parked_requests", "pid", b"pid", "queue_bytes", b"queue_bytes", "queue_depth", b"queue_depth", "record_bytes", b"record_bytes", "reserved_bytes", b"reserved_bytes", "resident_bytes", b"resident_bytes", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -277,3 +373,199 @@ class GetMetricsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetMetricsResponse: _TypeAlias = GetMetricsResponse  # noqa: Y015
+
+@_typing.final
+class EndClientRequest(_message.Message):
+    """Ends a client on one shard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.bytes
+    """The client."""
+    @_builtins.property
+    def header(self) -> _common_pb2.RequestHeader:
+        """Header."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.RequestHeader | None = ...,
+        client_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndClientRequest: _TypeAlias = EndClientRequest  # noqa: Y015
+
+@_typing.final
+class ClosedNumber(_message.Message):
+    """How a number of a client ended on a shard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TABLE_IDS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The number."""
+    @_builtins.property
+    def table_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tables that stepped by it here."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        table_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "table_ids", b"table_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClosedNumber: _TypeAlias = ClosedNumber  # noqa: Y015
+
+@_typing.final
+class EndClientResponse(_message.Message):
+    """The client takes no more changes here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    last_number: _builtins.int
+    """Its last closed number here. Zero: none, or the client is not known."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Header."""
+
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClosedNumber]:
+        """Its last numbers, up to the number of outcomes that a shard keeps."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        last_number: _builtins.int = ...,
+        numbers: _abc.Iterable[Global___ClosedNumber] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "last_number", b"last_number", "numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndClientResponse: _TypeAlias = EndClientResponse  # noqa: Y015
+
+@_typing.final
+class SettleClientRequest(_message.Message):
+    """Closes numbers of an ended client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.bytes
+    """The client."""
+    @_builtins.property
+    def header(self) -> _common_pb2.RequestHeader:
+        """Header."""
+
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClosedNumber]:
+        """Numbers after its last one here, in order; the tables listed step without a gradient."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.RequestHeader | None = ...,
+        client_id: _builtins.bytes = ...,
+        numbers: _abc.Iterable[Global___ClosedNumber] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "header", b"header", "numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleClientRequest: _TypeAlias = SettleClientRequest  # noqa: Y015
+
+@_typing.final
+class SettleClientResponse(_message.Message):
+    """The numbers are closed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Header."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleClientResponse: _TypeAlias = SettleClientResponse  # noqa: Y015
+
+@_typing.final
+class ForgetStateRequest(_message.Message):
+    """Gives up the rows that a LOST shard has not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.RequestHeader:
+        """Header."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.RequestHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetStateRequest: _TypeAlias = ForgetStateRequest  # noqa: Y015
+
+@_typing.final
+class ForgetStateResponse(_message.Message):
+    """The shard starts empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Header, with the new lineage."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetStateResponse: _TypeAlias = ForgetStateResponse  # noqa: Y015

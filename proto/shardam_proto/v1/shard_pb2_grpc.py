@@ -40,6 +40,21 @@ class ShardServiceStub:
                 request_serializer=shardam__proto_dot_v1_dot_shard__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=shardam__proto_dot_v1_dot_shard__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.EndClient = channel.unary_unary(
+                '/shardam.v1.ShardService/EndClient',
+                request_serializer=shardam__proto_dot_v1_dot_shard__pb2.EndClientRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_shard__pb2.EndClientResponse.FromString,
+                _registered_method=True)
+        self.SettleClient = channel.unary_unary(
+                '/shardam.v1.ShardService/SettleClient',
+                request_serializer=shardam__proto_dot_v1_dot_shard__pb2.SettleClientRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_shard__pb2.SettleClientResponse.FromString,
+                _registered_method=True)
+        self.ForgetState = channel.unary_unary(
+                '/shardam.v1.ShardService/ForgetState',
+                request_serializer=shardam__proto_dot_v1_dot_shard__pb2.ForgetStateRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_shard__pb2.ForgetStateResponse.FromString,
+                _registered_method=True)
         self.InstallTables = channel.unary_unary(
                 '/shardam.v1.ShardService/InstallTables',
                 request_serializer=shardam__proto_dot_v1_dot_shard__pb2.InstallTablesRequest.SerializeToString,
@@ -58,6 +73,27 @@ class ShardServiceServicer:
 
     def GetStatus(self, request, context):
         """Describes the process and its state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndClient(self, request, context):
+        """Ends a client here and tells how its last numbers ended; called by home. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SettleClient(self, request, context):
+        """Closes numbers of an ended client that other shards have applied; called by home. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetState(self, request, context):
+        """Tells a LOST shard to start empty on a new lineage: its rows are given up. May be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +120,21 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=shardam__proto_dot_v1_dot_shard__pb2.GetStatusRequest.FromString,
                     response_serializer=shardam__proto_dot_v1_dot_shard__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'EndClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndClient,
+                    request_deserializer=shardam__proto_dot_v1_dot_shard__pb2.EndClientRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_shard__pb2.EndClientResponse.SerializeToString,
+            ),
+            'SettleClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.SettleClient,
+                    request_deserializer=shardam__proto_dot_v1_dot_shard__pb2.SettleClientRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_shard__pb2.SettleClientResponse.SerializeToString,
+            ),
+            'ForgetState': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetState,
+                    request_deserializer=shardam__proto_dot_v1_dot_shard__pb2.ForgetStateRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_shard__pb2.ForgetStateResponse.SerializeToString,
             ),
             'InstallTables': grpc.unary_unary_rpc_method_handler(
                     servicer.InstallTables,
@@ -124,6 +175,87 @@ class ShardService:
             '/shardam.v1.ShardService/GetStatus',
             shardam__proto_dot_v1_dot_shard__pb2.GetStatusRequest.SerializeToString,
             shardam__proto_dot_v1_dot_shard__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/EndClient',
+            shardam__proto_dot_v1_dot_shard__pb2.EndClientRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_shard__pb2.EndClientResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SettleClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/SettleClient',
+            shardam__proto_dot_v1_dot_shard__pb2.SettleClientRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_shard__pb2.SettleClientResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/ForgetState',
+            shardam__proto_dot_v1_dot_shard__pb2.ForgetStateRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_shard__pb2.ForgetStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,12 @@ class ShardServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ShardServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_shard_pb2.GetStatusRequest, _shard_pb2.GetStatusResponse]
     """Describes the process and its state."""
+    EndClient: _grpc.UnaryUnaryMultiCallable[_shard_pb2.EndClientRequest, _shard_pb2.EndClientResponse]
+    """Ends a client here and tells how its last numbers ended; called by home. May be repeated."""
+    SettleClient: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SettleClientRequest, _shard_pb2.SettleClientResponse]
+    """Closes numbers of an ended client that other shards have applied; called by home. May be repeated."""
+    ForgetState: _grpc.UnaryUnaryMultiCallable[_shard_pb2.ForgetStateRequest, _shard_pb2.ForgetStateResponse]
+    """Tells a LOST shard to start empty on a new lineage: its rows are given up. May be repeated."""
     InstallTables: _grpc.UnaryUnaryMultiCallable[_shard_pb2.InstallTablesRequest, _shard_pb2.InstallTablesResponse]
     """Installs tables that the home shard created. May be repeated."""
     GetMetrics: _grpc.UnaryUnaryMultiCallable[_shard_pb2.GetMetricsRequest, _shard_pb2.GetMetricsResponse]
@@ -47,6 +53,12 @@ class ShardServiceAsyncStub(ShardServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_shard_pb2.GetStatusRequest, _shard_pb2.GetStatusResponse]  # type: ignore[assignment]
     """Describes the process and its state."""
+    EndClient: _aio.UnaryUnaryMultiCallable[_shard_pb2.EndClientRequest, _shard_pb2.EndClientResponse]  # type: ignore[assignment]
+    """Ends a client here and tells how its last numbers ended; called by home. May be repeated."""
+    SettleClient: _aio.UnaryUnaryMultiCallable[_shard_pb2.SettleClientRequest, _shard_pb2.SettleClientResponse]  # type: ignore[assignment]
+    """Closes numbers of an ended client that other shards have applied; called by home. May be repeated."""
+    ForgetState: _aio.UnaryUnaryMultiCallable[_shard_pb2.ForgetStateRequest, _shard_pb2.ForgetStateResponse]  # type: ignore[assignment]
+    """Tells a LOST shard to start empty on a new lineage: its rows are given up. May be repeated."""
     InstallTables: _aio.UnaryUnaryMultiCallable[_shard_pb2.InstallTablesRequest, _shard_pb2.InstallTablesResponse]  # type: ignore[assignment]
     """Installs tables that the home shard created. May be repeated."""
     GetMetrics: _aio.UnaryUnaryMultiCallable[_shard_pb2.GetMetricsRequest, _shard_pb2.GetMetricsResponse]  # type: ignore[assignment]
@@ -62,6 +74,30 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.GetStatusResponse, _abc.Awaitable[_shard_pb2.GetStatusResponse]]:
         """Describes the process and its state."""
+
+    @_abc_1.abstractmethod
+    def EndClient(
+        self,
+        request: _shard_pb2.EndClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.EndClientResponse, _abc.Awaitable[_shard_pb2.EndClientResponse]]:
+        """Ends a client here and tells how its last numbers ended; called by home. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def SettleClient(
+        self,
+        request: _shard_pb2.SettleClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.SettleClientResponse, _abc.Awaitable[_shard_pb2.SettleClientResponse]]:
+        """Closes numbers of an ended client that other shards have applied; called by home. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def ForgetState(
+        self,
+        request: _shard_pb2.ForgetStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.ForgetStateResponse, _abc.Awaitable[_shard_pb2.ForgetStateResponse]]:
+        """Tells a LOST shard to start empty on a new lineage: its rows are given up. May be repeated."""
 
     @_abc_1.abstractmethod
     def InstallTables(

@@ -182,7 +182,6 @@ class ShardModel(BaseModel):
     device_memory_bytes: int | None = Field(None, description="of the device's own memory; 0 on the CPU")
     queue_depth: int | None = None
     num_clients: int | None = None
-    lost_rows: bool | None = None
 
 
 class ShardListModel(BaseModel):

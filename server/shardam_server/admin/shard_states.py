@@ -76,7 +76,6 @@ def _status_to_json(status: shard_pb2.GetStatusResponse) -> dict[str, Json]:
         "device_memory_bytes": status.device_memory_bytes,
         "queue_depth": status.queue_depth,
         "num_clients": status.num_clients,
-        "lost_rows": status.lost_rows,
     }
 
 

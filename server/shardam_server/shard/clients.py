@@ -1,15 +1,37 @@
-"""What a shard remembers of each client: its last number and that number's outcome (PROTOCOL.md, section 4)."""
+"""What a shard remembers of each client: its last numbers and how they ended (PROTOCOL.md, section 4)."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
+import time
+from collections.abc import Iterable, Iterator
 
 from shardam_proto.errors import BadOption, ClientClosed, QueueFull, SequenceError, StaleState
 
 MAX_CLIENTS = 65_536
-"""Client entries a shard keeps; an entry is about 400 bytes."""
+"""Client entries a shard keeps by default; an entry is about 400 bytes, and 200 more for each number it remembers."""
+
+WINDOW = 64
+"""Numbers of a client whose outcome is kept; twice what a client may have in flight."""
+
+IDLE_S = 24 * 3600.0
+"""Time without contact after which an entry is forgotten."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Which client's which number a change is.
+
+    Attributes:
+        client_id: the client.
+        number: its number, from 1.
+        digest: digest of the change's content.
+    """
+
+    client_id: bytes
+    number: int
+    digest: bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,19 +55,29 @@ class ClientEntry:
 
     Attributes:
         last_number: its last closed number.
-        digest: digest of that number's content.
-        outcome: how that number ended, answered again to a repeat.
-        closed: it has left.
+        closed: it has left or was dropped: no more changes.
+        settled: on home: its numbers are equal on all shards.
+        heartbeats: it sends heartbeats to home.
+        outcomes: number -> (digest of its content, how it ended), of the last WINDOW numbers, in order.
+        last_contact: time.monotonic() of its last request.
     """
 
     last_number: int = 0
-    digest: bytes = b""
-    outcome: Outcome = dataclasses.field(default_factory=Outcome)
     closed: bool = False
+    settled: bool = False
+    heartbeats: bool = False
+    outcomes: dict[int, tuple[bytes, Outcome]] = dataclasses.field(default_factory=dict)
+    last_contact: float = dataclasses.field(default_factory=time.monotonic)
+
+    def record(self, number: int, digest: bytes, outcome: Outcome) -> None:
+        """Closes the next number."""
+        self.last_number = number
+        self.outcomes[number] = digest, outcome
+        self.outcomes.pop(number - WINDOW, None)
 
 
 class Clients:
-    """All clients of a shard. Used from the sequencer's thread alone."""
+    """All clients of a shard. Used from the sequencer's thread alone, but for `touch`, `num_open` and `silent`."""
 
     def __init__(self, max_clients: int = MAX_CLIENTS) -> None:
         self._entries: collections.OrderedDict[bytes, ClientEntry] = collections.OrderedDict()
@@ -53,36 +85,23 @@ class Clients:
         self._num_open = 0
 
     def __len__(self) -> int:
-        """Number of clients that have opened and not left."""
+        """Number of entries, of closed clients too."""
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[bytes, ClientEntry]]:
+        """Yields all entries, the oldest first."""
+        return iter(self._entries.items())
+
+    @property
+    def num_open(self) -> int:
+        """Clients that have opened and not left."""
         return self._num_open
 
-    def open(self, client_id: bytes) -> ClientEntry:
-        """Registers a client, or returns the entry of a known one.
+    # -- questions
 
-        Raises:
-            BadOption: no client id.
-            ClientClosed: it has left.
-            QueueFull: too many clients.
-        """
-        if not client_id:
-            raise BadOption("Open needs a client_id of 16 random bytes")
-        entry = self._entries.get(client_id)
-        if entry is None:
-            self._make_room()
-            entry = self._entries[client_id] = ClientEntry()
-            self._num_open += 1
-        if entry.closed:
-            raise ClientClosed(f"client {client_id.hex()} has left; connect again", reason="CLIENT_CLOSED")
-        return entry
-
-    def _make_room(self) -> None:
-        if len(self._entries) < self._max_clients:
-            return
-        for client_id, entry in self._entries.items():
-            if entry.closed:
-                del self._entries[client_id]
-                return
-        raise QueueFull(f"the shard keeps at most {self._max_clients} clients; close clients that are not needed")
+    def find(self, client_id: bytes) -> ClientEntry | None:
+        """Returns a client's entry, closed or not, or None."""
+        return self._entries.get(client_id)
 
     def get(self, client_id: bytes) -> ClientEntry:
         """Returns an open client's entry.
@@ -96,52 +115,105 @@ class Clients:
                 f"client {client_id.hex() or '(none)'} is not known here; call Open first", reason="UNKNOWN_CLIENT"
             )
         if entry.closed:
-            raise ClientClosed(f"client {client_id.hex()} has left; connect again", reason="CLIENT_CLOSED")
+            raise ClientClosed(f"client {client_id.hex()} has left or was dropped; connect again", reason="CLIENT_CLOSED")
         return entry
 
-    def leave(self, client_id: bytes) -> None:
-        """Closes a client. Its id stays known as closed until room is needed; an unknown id is left as it is."""
-        entry = self._entries.get(client_id)
-        if entry is not None and not entry.closed:
-            self._entries[client_id] = ClientEntry(last_number=entry.last_number, closed=True)
-            self._num_open -= 1
-
-    def run_number(self, client_id: bytes, number: int, digest: bytes, change: Callable[[], Outcome]) -> tuple[Outcome, bool]:
-        """Runs a numbered change once.
-
-        Args:
-            client_id: the client.
-            number: the change's number.
-            digest: digest of its content.
-            change: applies it, or raises and leaves everything as it was; the number then stays open.
-
-        Returns:
-            The outcome, and whether it is the former outcome of a repeat.
+    def former(self, origin: Origin) -> Outcome | None:
+        """Returns the outcome of a repeated number, or None if it is the client's next one.
 
         Raises:
             ClientClosed: the client is unknown or has left.
             StaleState: numbers before this one are missing (SEQUENCE_GAP).
-            SequenceError: the number was used with another content, or is too old.
+            SequenceError: the number was used with another content, or its outcome is no longer kept.
         """
-        entry = self.get(client_id)
-        metadata = {"last": str(entry.last_number), "number": str(number)}
-        if number == entry.last_number + 1:
-            outcome = change()
-            entry.last_number, entry.digest, entry.outcome = number, digest, outcome
-            return outcome, False
-        if number > entry.last_number:
-            message = f"number {number} came after {entry.last_number}; send {entry.last_number + 1} first"
+        entry = self.get(origin.client_id)
+        last, number = entry.last_number, origin.number
+        metadata = {"last": str(last), "number": str(number)}
+        if number == last + 1:
+            return None
+        if number > last:
+            message = f"number {number} came after {last}; send {last + 1} first"
             raise StaleState(message, reason="SEQUENCE_GAP", metadata=metadata)
-        if number < entry.last_number or number <= 0:
+        kept = entry.outcomes.get(number)
+        if kept is None:
             raise SequenceError(
-                f"number {number} is too old: the last one is {entry.last_number}, and only its outcome is kept",
+                f"number {number} is too old: the last one is {last}, and outcomes of {WINDOW} numbers are kept",
                 reason="SEQUENCE_EXPIRED",
                 metadata=metadata,
             )
-        if digest != entry.digest:
+        digest, outcome = kept
+        if digest != origin.digest:
             raise SequenceError(
                 f"number {number} was used with another content; a change needs a number of its own",
                 reason="SEQUENCE_REUSED",
                 metadata=metadata,
             )
-        return entry.outcome, True
+        return outcome
+
+    def idle(self, now: float) -> list[bytes]:
+        """Returns clients without contact for IDLE_S that do not send heartbeats, or are closed."""
+        return [
+            client_id
+            for client_id, entry in self._entries.items()
+            if now - entry.last_contact > IDLE_S and (entry.closed or not entry.heartbeats)
+        ]
+
+    def forgettable(self) -> bytes | None:
+        """Returns the client that has to be forgotten to make room for another: the oldest closed one; None: there is room.
+
+        Raises:
+            QueueFull: too many open clients.
+        """
+        if len(self._entries) < self._max_clients:
+            return None
+        for client_id, entry in self._entries.items():
+            if entry.closed:
+                return client_id
+        raise QueueFull(
+            f"the shard keeps at most {self._max_clients} clients; close clients that are not needed, or raise --max-clients"
+        )
+
+    def touch(self, client_id: bytes) -> None:
+        """Notes contact with a client."""
+        entry = self._entries.get(client_id)
+        if entry is not None:
+            entry.last_contact = time.monotonic()
+
+    # -- changes; checked before, so that they cannot fail
+
+    def add(self, client_id: bytes, *, heartbeats: bool) -> ClientEntry:
+        """Adds a client that is not known."""
+        entry = self._entries[client_id] = ClientEntry(heartbeats=heartbeats)
+        self._num_open += 1
+        return entry
+
+    def put(self, client_id: bytes, entry: ClientEntry) -> None:
+        """Adds a client as it was stored."""
+        self._entries[client_id] = entry
+        self._num_open += not entry.closed
+
+    def end(self, client_id: bytes, *, settled: bool) -> None:
+        """Closes a client; an unknown one is remembered as closed."""
+        entry = self._entries.get(client_id)
+        if entry is None:
+            entry = self._entries[client_id] = ClientEntry(closed=True)
+        elif not entry.closed:
+            entry.closed = True
+            self._num_open -= 1
+        entry.settled = entry.settled or settled
+
+    def forget(self, client_ids: Iterable[bytes]) -> None:
+        """Drops entries."""
+        for client_id in client_ids:
+            entry = self._entries.pop(client_id, None)
+            self._num_open -= entry is not None and not entry.closed
+
+
+def check_client_id(client_id: bytes) -> None:
+    """Refuses an empty client id.
+
+    Raises:
+        BadOption: no client id.
+    """
+    if not client_id:
+        raise BadOption("Open needs a client_id of 16 random bytes")

@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
-from shardam_proto.errors import ShardNotReady
+from shardam_proto.errors import ShardLost, ShardNotReady
 from shardam_proto.v1 import common_pb2, shard_pb2
 from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.metrics import ShardMetrics
 from shardam_server.shard.records import Device
 from shardam_server.shard.sequencer import Sequencer
 from shardam_server.shard.state import ShardState
+from shardam_server.shard.tenure import Tenure
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -25,11 +30,11 @@ class ShardContext:
         sequencer: the order of changes.
         metrics: counters.
         device: device that holds the rows.
+        tenure: its right to act as this shard.
         serving: whether it serves.
         waiting_for: what it waits for while starting.
         address: registered gRPC address.
         http_address: address of the metrics and health listener.
-        lost_rows: it started empty where the cluster had rows before.
         pid: process id on its host.
         started: time.monotonic() at start.
     """
@@ -39,13 +44,38 @@ class ShardContext:
     sequencer: Sequencer
     metrics: ShardMetrics
     device: Device
+    tenure: Tenure
     serving: shard_pb2.ServingState.ValueType = shard_pb2.SERVING_STATE_STARTING
     waiting_for: str = ""
     address: str = ""
     http_address: str = ""
-    lost_rows: bool = False
     pid: int = dataclasses.field(default_factory=os.getpid)
     started: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def lost_message(self) -> str:
+        """What a LOST shard answers."""
+        index = self.identity.index
+        return (
+            f"shard {index} is LOST: it started without the rows that the cluster knows it had. Start it with its own data "
+            f"folder, or give its rows up with `shardam forget-shard --index {index}` and train again"
+        )
+
+    async def change(self, apply: Callable[[], T], num_bytes: int = 0) -> T:
+        """Runs a change after all that came before it, and waits until it is as safe as the journal promises.
+
+        Raises:
+            ShardNotReady: the shard overslept its lease; nothing was changed.
+            ShardamError: what apply raises.
+        """
+
+        def guarded() -> T:
+            self.tenure.check()  # time may have passed in the queue
+            return apply()
+
+        result = await self.sequencer.change(guarded, num_bytes)
+        await self.state.journal.durable()
+        return result
 
     @property
     def is_serving(self) -> bool:
@@ -56,9 +86,13 @@ class ShardContext:
         """Checks that the shard serves and that a request means it.
 
         Raises:
-            ShardNotReady: starting or draining (retryable).
+            ShardNotReady: starting, draining, or suspended until its name is confirmed (retryable).
+            ShardLost: its rows are lost.
             ShardamError: as ShardIdentity.check.
         """
+        if self.serving == shard_pb2.SERVING_STATE_LOST:
+            raise ShardLost(self.lost_message, metadata={"shard": str(self.identity.index)})
+        self.tenure.check()
         if not self.is_serving:
             state = shard_pb2.ServingState.Name(self.serving).removeprefix("SERVING_STATE_").lower()
             reason = f", waits for {self.waiting_for}" if self.waiting_for else ""

@@ -80,7 +80,7 @@ class Home:
         for spec, info in zip(specs, agreed, strict=True):
             _require_same(spec, TableSpec.from_proto(info.spec))
         await self._peers.install(others, agreed)
-        await self._shard.sequencer.change(
+        await self._shard.change(
             lambda: self._shard.state.install(table_from_info(info, self._shard.device.make_records) for info in agreed)
         )
 

@@ -24,8 +24,8 @@ FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 1.0
 """Waits between two looks at Redis double from the first to the longest, so that a start is quick and an outage cheap."""
 
-RENEWALS_PER_LEASE = 3
-"""Two renewals may fail before the name is free for another."""
+RENEWALS_PER_LEASE = 6
+"""Five renewals may fail before the name is free for another, and a tick may be late by a third of a lease (tenure.py)."""
 
 TAKEN_LEASES = 2.5
 """A name that is still held after so many leases is being renewed by a living process."""
@@ -58,9 +58,7 @@ class Membership:
         self._shard.identity.cluster = entry
         await self._take_name()
         identity = self._shard.identity
-        self._shard.lost_rows = await self._wait(
-            "Redis", lambda: self._registration.record_lineage(identity.index, identity.lineage)
-        )
+        await self._wait("Redis", lambda: self._registration.record_lineage(identity.index, identity.lineage))
         infos = await self._wait("Redis", self._registration.load_tables)
         tables = [table_from_info(info, self._shard.device.make_records) for info in infos]
         await self._shard.sequencer.change(lambda: self._shard.state.install(tables))
@@ -77,8 +75,11 @@ class Membership:
         reachable = True
         while True:
             await asyncio.sleep(self._settings.lease_s / RENEWALS_PER_LEASE)
+            self._shard.tenure.tick()
             try:
                 lease = await asyncio.to_thread(self._renew)
+                if lease is Lease.HELD:
+                    self._shard.tenure.confirm()
                 if lease is Lease.TAKEN:
                     logger.error(
                         "another process has taken the name of shard %d in Redis; stopping", self._shard.identity.index

@@ -48,6 +48,7 @@ from shardam_server.shard.services.row import RowServicer
 from shardam_server.shard.services.shard import ShardServicer
 from shardam_server.shard.services.table import TableServicer
 from shardam_server.shard.state import ShardState
+from shardam_server.shard.tenure import Tenure
 
 logger = logging.getLogger(__name__)
 
@@ -116,10 +117,11 @@ class ShardProcess:
         self._settings = settings
         self._shard = ShardContext(
             identity=identity,
-            state=ShardState(device, settings.max_rows),
-            sequencer=Sequencer(),
+            state=ShardState(device, settings.max_rows, settings.max_clients),
+            sequencer=Sequencer(settings.max_queue_mib * 2**20),
             metrics=ShardMetrics(settings.cluster, settings.index),
             device=device,
+            tenure=Tenure(settings.lease_s),
         )
         self._shard.metrics.watch(self._gauges)
         self._registration = Registration(settings.redis, settings.cluster, settings.redis_timeout_s)
@@ -154,13 +156,14 @@ class ShardProcess:
         """Joins the cluster and serves; ends only when the shard cannot start or has lost its name."""
         shard = self._shard
         await self._membership.join()
+        shard.tenure.tick()
+        shard.tenure.confirm()
         renewal = asyncio.create_task(self._membership.renew_forever())
         try:
             await self._membership.finish(self._peers)
             shard.serving = shard_pb2.SERVING_STATE_SERVING
             await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-            lost = "; it starts empty, rows that an earlier process of this shard held are gone" if shard.lost_rows else ""
-            logger.info("serves at %s on device %s%s", shard.address, shard.device.name, lost)
+            logger.info("serves at %s on device %s", shard.address, shard.device.name)
             await renewal
         finally:
             renewal.cancel()

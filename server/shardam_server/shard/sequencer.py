@@ -7,35 +7,79 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import TypeVar
 
+from shardam_proto.errors import QueueFull
+
 T = TypeVar("T")
 
 _NUM_READERS = 4
 """Pulls that run at once; they spend their time in native code without the GIL, so a few fill the cores."""
 
+MAX_QUEUE_BYTES = 256 * 2**20
+"""Bytes of changes that wait by default; four of the largest messages."""
+
+RETRY_AFTER_S = 0.1
+"""A full queue of 256 MiB has room again after about this long."""
+
 
 class Sequencer:
-    """Runs changes one after the other in the order they came, on a thread of its own, and reads beside them."""
+    """Runs changes one after the other in the order they came, on a thread of its own, and reads beside them.
 
-    def __init__(self) -> None:
+    Used from the event loop's thread.
+
+    Args:
+        max_queue_bytes: bytes of changes that may wait; beyond, no more are taken in.
+    """
+
+    def __init__(self, max_queue_bytes: int = MAX_QUEUE_BYTES) -> None:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="apply")
         self._readers = concurrent.futures.ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="read")
-        self._queue_depth = 0
+        self._max_queue_bytes = max_queue_bytes
+        self._room = asyncio.Event()
+        self._room.set()
+        self.queue_depth = 0
+        self.queue_bytes = 0
 
-    @property
-    def queue_depth(self) -> int:
-        """Changes that have come and are not finished."""
-        return self._queue_depth
+    def submit(self, apply: Callable[[], T], num_bytes: int = 0) -> asyncio.Future[T]:
+        """Puts a change behind all that came before it; it runs whatever becomes of the future.
 
-    async def change(self, apply: Callable[[], T]) -> T:
-        """Runs a change after all that came before it.
-
-        A caller that is cancelled while the change waits takes it back; one that has begun is finished.
+        Args:
+            apply: the change.
+            num_bytes: what it holds in memory until it has run.
         """
-        self._queue_depth += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._writer, apply)
-        finally:
-            self._queue_depth -= 1
+        self.queue_depth += 1
+        self.queue_bytes += num_bytes
+        if self.queue_bytes >= self._max_queue_bytes:
+            self._room.clear()
+        work = asyncio.get_running_loop().run_in_executor(self._writer, apply)
+
+        def leave(_: asyncio.Future[T]) -> None:
+            self.queue_depth -= 1
+            self.queue_bytes -= num_bytes
+            if self.queue_bytes < self._max_queue_bytes:
+                self._room.set()
+
+        work.add_done_callback(leave)
+        return work
+
+    async def change(self, apply: Callable[[], T], num_bytes: int = 0) -> T:
+        """Runs a change after all that came before it; one that is taken in is finished, whoever waits for it."""
+        return await asyncio.shield(self.submit(apply, num_bytes))
+
+    def check_room(self) -> None:
+        """Refuses a change of a unary call while the queue is full.
+
+        Raises:
+            QueueFull: too many bytes wait; the metadata says after how many seconds to try again.
+        """
+        if not self._room.is_set():
+            raise QueueFull(
+                f"{self.queue_bytes} bytes of changes wait to be applied, at most {self._max_queue_bytes} may; try again",
+                metadata={"retry_after_s": str(RETRY_AFTER_S), "queue_bytes": str(self.queue_bytes)},
+            )
+
+    async def wait_for_room(self) -> None:
+        """Waits until the queue takes more; a stream is not read meanwhile."""
+        await self._room.wait()
 
     async def read(self, action: Callable[[], T]) -> T:
         """Runs a read beside changes and other reads; tables guard themselves by their locks."""

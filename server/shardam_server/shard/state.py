@@ -1,33 +1,47 @@
-"""The state of one shard: its tables and clients, and the numbered changes over them."""
+"""The state of one shard: its tables and clients, and the changes over them, each whole in the journal before it is applied."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from shardam_proto.errors import OutOfMemory, RowLimit, SchemaMismatch, UnknownTable
-from shardam_server.shard.clients import Clients, Outcome
+from shardam_proto.errors import ClientClosed, RowLimit, SchemaMismatch, UnknownTable
+from shardam_server.shard.clients import MAX_CLIENTS, ClientEntry, Clients, Origin, Outcome, check_client_id
 from shardam_server.shard.conditions import RowCondition, check_condition
+from shardam_server.shard.journal import change_records
+from shardam_server.shard.journal.interface import Journal, NoJournal
 from shardam_server.shard.records import Device, Int64s
 from shardam_server.shard.table import GradientSection, PreparedUpdate, RowWrite, StagedTableStep, Table
 
 NO_CONDITION = RowCondition()
 """Nothing is asked of the rows that a change names."""
 
+CLOSED_BY_HOME = b"closed by home"
+"""Digest of a number that home closed for a client that was gone."""
+
 
 class ShardState:
     """Tables, clients and the count of changes. Changes come from the sequencer's thread alone; reads from any thread.
 
+    Every change is: validate, reserve, append to the journal, apply, which cannot fail.
+
     Args:
         device: holds the records.
         max_rows: rows over all tables; 0: no limit.
+        max_clients: clients whose entries are kept.
+
+    Attributes:
+        journal: takes every change; set once the state on disk has been replayed.
+        change_number: how many changes have been applied on this timeline.
     """
 
-    def __init__(self, device: Device, max_rows: int = 0) -> None:
+    def __init__(self, device: Device, max_rows: int = 0, max_clients: int = MAX_CLIENTS) -> None:
         self._device = device
         self.max_rows = max_rows
-        self.clients = Clients()
+        self.clients = Clients(max_clients)
+        self.journal: Journal = NoJournal()
         self.change_number = 0
         self._tables_by_id: dict[int, Table] = {}
         self._tables_by_name: dict[str, Table] = {}
@@ -75,27 +89,115 @@ class ShardState:
                         f"not as id {table.table_id} {table.spec}",
                         metadata={"table": table.spec.name},
                     )
-            for table in new:
-                self._tables_by_id[table.table_id] = table
-                self._tables_by_name[table.spec.name] = table
-            self.change_number += len(new)
+            if not new:
+                return
+            infos = [table.schema_info(with_step=True) for table in new]
+            with self._journaled(change_records.install_record(self.change_number + 1, infos)):
+                self.put_tables(new)
+
+    def put_tables(self, tables: Iterable[Table]) -> None:
+        """Adds tables as they were stored, without counting a change."""
+        for table in tables:
+            self._tables_by_id[table.table_id] = table
+            self._tables_by_name[table.spec.name] = table
 
     def raise_steps(self, steps: Mapping[int, int]) -> None:
         """Raises tables' steps to those that another shard has; never lowers one."""
+        raised = {}
         for table_id, step in steps.items():
             table = self._tables_by_id.get(table_id)
             if table is not None and step > table.step:
-                with self._write_locks([table]):
-                    table.step = step
+                raised[table_id] = step
+        if not raised:
+            return
+        tables = [self._tables_by_id[table_id] for table_id in raised]
+        with self._write_locks(tables), self._journaled(change_records.steps_record(self.change_number + 1, raised)):
+            for table in tables:
+                table.step = raised[table.table_id]
 
     @property
     def num_rows(self) -> int:
         """Rows over all tables."""
         return sum(table.num_rows for table in self._tables_by_id.values())
 
+    # -- clients (sequencer's thread)
+
+    def open_client(self, client_id: bytes, *, heartbeats: bool = False) -> ClientEntry:
+        """Registers a client, or returns the entry of a known one.
+
+        Raises:
+            BadOption: no client id.
+            ClientClosed: it has left.
+            QueueFull: too many clients.
+        """
+        check_client_id(client_id)
+        if self.clients.find(client_id) is not None:
+            self.clients.touch(client_id)
+            return self.clients.get(client_id)
+        forgotten = self.clients.forgettable()
+        record = change_records.open_record(self.change_number + 1, client_id, heartbeats=heartbeats, forgotten=forgotten)
+        with self._journaled(record):
+            self.clients.forget([forgotten] if forgotten is not None else [])
+            return self.clients.add(client_id, heartbeats=heartbeats)
+
+    def end_client(self, client_id: bytes, *, settled: bool = False) -> ClientEntry | None:
+        """Ends a client: no more changes from it. Returns its entry, or None if it was not known (and still is not).
+
+        Args:
+            client_id: the client.
+            settled: its numbers are equal on all shards (home).
+        """
+        entry = self.clients.find(client_id)
+        if entry is not None and (not entry.closed or (settled and not entry.settled)):
+            with self._journaled(change_records.end_record(self.change_number + 1, client_id, settled=settled)):
+                self.clients.end(client_id, settled=settled)
+        return entry
+
+    def settle_number(self, client_id: bytes, number: int, table_ids: Sequence[int]) -> None:
+        """Closes an ended client's next number as home says (VOID); one that is closed already is passed over.
+
+        Raises:
+            ClientClosed: the client is not known, is still open, or lacks numbers before this one.
+            UnknownTable: a table is not known.
+        """
+        entry = self.clients.find(client_id)
+        if entry is None or not entry.closed or number > entry.last_number + 1:
+            state = "not known" if entry is None else f"at number {entry.last_number}" if entry.closed else "still open"
+            raise ClientClosed(
+                f"client {client_id.hex()} is {state} here, so its number {number} cannot be settled",
+                reason="UNKNOWN_CLIENT",
+            )
+        if number == entry.last_number + 1:
+            self.void(table_ids, Origin(client_id, number, CLOSED_BY_HOME))
+
+    def forget_idle_clients(self, now: float | None = None) -> int:
+        """Forgets clients without contact for a day; returns how many."""
+        idle = self.clients.idle(time.monotonic() if now is None else now)
+        if idle:
+            with self._journaled(change_records.forget_record(self.change_number + 1, idle)):
+                self.clients.forget(idle)
+        return len(idle)
+
+    def run_number(self, origin: Origin, change: Callable[[], Outcome]) -> tuple[Outcome, bool]:
+        """Runs a numbered change once.
+
+        Args:
+            origin: client, number and digest.
+            change: applies it with this origin, or raises and leaves everything as it was; the number then stays open.
+
+        Returns:
+            The outcome, and whether it is the former outcome of a repeat.
+
+        Raises:
+            ShardamError: as Clients.former; or what the change raises.
+        """
+        self.clients.touch(origin.client_id)
+        former = self.clients.former(origin)
+        return (change(), False) if former is None else (former, True)
+
     # -- changes (sequencer's thread)
 
-    def push(self, sections: Sequence[GradientSection]) -> Outcome:
+    def push(self, sections: Sequence[GradientSection], origin: Origin | None = None) -> Outcome:
         """Applies one optimizer step to every table named, whole or not at all.
 
         Raises:
@@ -110,34 +212,45 @@ class ShardState:
             self._check_room(new_rows)
             for table, num_new in new_rows:
                 table.reserve(num_new)
-            self._apply(list(zip(tables, updates, strict=True)))
-        return Outcome(steps={table.table_id: table.step for table in tables})
+            staged = self._stage(list(zip(tables, updates, strict=True)))
+            outcome = Outcome(steps={table.table_id: step.step.table_step for table, step in staged})
+            steps = [step for _, step in staged]
+            try:
+                with self._journaled(change_records.push_record(self.change_number + 1, origin, sections, steps)):
+                    for table, step in staged:
+                        table.apply(step)
+                    self._device.finish()
+            except BaseException:
+                _discard(staged)
+                raise
+            self._close_number(origin, outcome)
+        return outcome
 
-    def _apply(self, updates: Sequence[tuple[Table, PreparedUpdate]]) -> None:
+    def _stage(self, updates: Sequence[tuple[Table, PreparedUpdate]]) -> list[tuple[Table, StagedTableStep]]:
         """Brings all parts to the device before the first is applied, so that none or all are."""
         staged: list[tuple[Table, StagedTableStep]] = []
         try:
             for table, update in updates:
                 staged.append((table, table.stage(update, self.change_number + 1)))
-        except OutOfMemory:
-            for table, step in staged:
-                table.discard(step)
+        except BaseException:
+            _discard(staged)
             raise
-        self.change_number += 1
-        for table, step in staged:
-            table.apply(step)
-        self._device.finish()
+        return staged
 
-    def void(self, table_ids: Sequence[int]) -> Outcome:
-        """Steps tables without a gradient, because the same number stepped them on other shards."""
+    def void(self, table_ids: Sequence[int], origin: Origin) -> Outcome:
+        """Uses a number up without its change: steps tables without a gradient, because it stepped them on other shards."""
         tables = [self.table(table_id) for table_id in dict.fromkeys(table_ids)]
         with self._write_locks(tables):
-            self.change_number += 1
-            for table in tables:
-                table.step += 1
-        return Outcome(steps={table.table_id: table.step for table in tables})
+            outcome = Outcome(steps={table.table_id: table.step + 1 for table in tables})
+            with self._journaled(change_records.close_record(self.change_number + 1, origin, outcome.steps)):
+                for table in tables:
+                    table.step += 1
+            self._close_number(origin, outcome)
+        return outcome
 
-    def assign(self, table: Table, write: RowWrite, condition: RowCondition = NO_CONDITION) -> Outcome:
+    def assign(
+        self, table: Table, write: RowWrite, condition: RowCondition = NO_CONDITION, origin: Origin | None = None
+    ) -> Outcome:
         """Writes rows.
 
         Raises:
@@ -149,9 +262,15 @@ class ShardState:
             num_new = table.count_new(write.row_ids)
             self._check_room([(table, num_new)])
             table.reserve(num_new)
-            return self._finish_rows(table.assign(write, self.change_number + 1))
+            change_number = self.change_number + 1
+            with self._journaled(change_records.assign_record(change_number, origin, table, write)):
+                num_rows = table.assign(write, change_number)
+                self._device.finish()
+            return self._close_rows(origin, num_rows)
 
-    def delete(self, table: Table, row_ids: Int64s, condition: RowCondition = NO_CONDITION) -> Outcome:
+    def delete(
+        self, table: Table, row_ids: Int64s, condition: RowCondition = NO_CONDITION, origin: Origin | None = None
+    ) -> Outcome:
         """Deletes rows; ids without a row are passed over.
 
         Raises:
@@ -159,9 +278,13 @@ class ShardState:
         """
         with self._write_locks([table]):
             check_condition(table, row_ids, condition)
-            return self._finish_rows(table.delete(row_ids))
+            with self._journaled(change_records.delete_record(self.change_number + 1, origin, table, row_ids)):
+                num_rows = table.delete(row_ids)
+            return self._close_rows(origin, num_rows)
 
-    def clear_moments(self, table: Table, row_ids: Int64s, condition: RowCondition = NO_CONDITION) -> Outcome:
+    def clear_moments(
+        self, table: Table, row_ids: Int64s, condition: RowCondition = NO_CONDITION, origin: Origin | None = None
+    ) -> Outcome:
         """Sets rows' moments to zero; ids without a row are passed over.
 
         Raises:
@@ -169,13 +292,33 @@ class ShardState:
         """
         with self._write_locks([table]):
             check_condition(table, row_ids, condition)
-            return self._finish_rows(table.clear_moments(row_ids, self.change_number + 1))
+            change_number = self.change_number + 1
+            with self._journaled(change_records.clear_moments_record(change_number, origin, table, row_ids)):
+                num_rows = table.clear_moments(row_ids, change_number)
+                self._device.finish()
+            return self._close_rows(origin, num_rows)
 
-    def _finish_rows(self, num_rows: int) -> Outcome:
-        """Counts a change of rows that has been applied."""
-        self._device.finish()
-        self.change_number += 1
-        return Outcome(num_rows=num_rows, change_number=self.change_number)
+    def _close_rows(self, origin: Origin | None, num_rows: int) -> Outcome:
+        outcome = Outcome(num_rows=num_rows, change_number=self.change_number)
+        self._close_number(origin, outcome)
+        return outcome
+
+    def _close_number(self, origin: Origin | None, outcome: Outcome) -> None:
+        entry = None if origin is None else self.clients.find(origin.client_id)
+        if origin is not None and entry is not None:
+            entry.record(origin.number, origin.digest, outcome)
+
+    @contextlib.contextmanager
+    def _journaled(self, change: change_records.Change) -> Iterator[None]:
+        """Counts a change and has it in the journal before the block applies it; if the block fails, it is in neither."""
+        record, arrays = change
+        self.journal.append(record, arrays)
+        try:
+            yield
+        except BaseException:
+            self.journal.retract()
+            raise
+        self.change_number = record.change_number
 
     def _check_room(self, new_rows: Sequence[tuple[Table, int]]) -> None:
         for table, num_new in new_rows:
@@ -205,6 +348,11 @@ class ShardState:
             for table in sorted(tables, key=lambda table: table.table_id):  # one order for all: no deadlock with reads
                 stack.enter_context(table.lock.write())
             yield
+
+
+def _discard(staged: Sequence[tuple[Table, StagedTableStep]]) -> None:
+    for table, step in staged:
+        table.discard(step)
 
 
 @contextlib.contextmanager

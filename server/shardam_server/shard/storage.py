@@ -17,7 +17,7 @@ from shardam_kernels import initializers, native
 from shardam_kernels.factors import AdamOptions, Factors, OptionError, row_step_factors
 from shardam_kernels.layout import Layout, layout
 from shardam_kernels.row_steps import Rounding, RowSteps
-from shardam_proto.errors import BadOption, OutOfMemory
+from shardam_proto.errors import BadOption, JournalDamaged, OutOfMemory
 from shardam_proto.schema import Constant, Normal, TableSpec, Uniform, XavierNormal, XavierUniform
 from shardam_server.shard.records import Float32s, Gradients, Int64s, Records, StagedStep
 
@@ -25,6 +25,19 @@ Counter = TypeVar("Counter", np.int64, np.uint64, np.uint32)
 
 _FIRST_COUNTERS = 64
 """Slots that the per-row counters have room for at first; thousands of small tables must stay small."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowStepValues:
+    """What rows that count their own steps go through in one step, by ascending id.
+
+    Attributes:
+        steps: uint32 [U], each row's own step after it.
+        factors: float32 [U], each row's s.
+    """
+
+    steps: npt.NDArray[np.uint32]
+    factors: Float32s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +49,14 @@ class Step:
         factors: their float32 factors at table_step.
         table_step: t after it.
         change_number: the shard's change that it is part of.
+        recorded: of a step that is replayed from a journal: what its rows went through; None: computed.
     """
 
     options: AdamOptions
     factors: Factors
     table_step: int
     change_number: int
+    recorded: RowStepValues | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +82,14 @@ class StagedUpdate:
         slots: int64 [U].
         new_ids: rows that exist only for this step.
         row_steps: uint32 [U], each row's own step after it; None in table step mode.
+        values: the same with each row's s, by ascending id, for a journal; None in table step mode.
         on_device: what the device needs.
     """
 
     slots: Int64s
     new_ids: Int64s
     row_steps: npt.NDArray[np.uint32] | None
+    values: RowStepValues | None
     on_device: StagedStep
 
 
@@ -154,17 +171,23 @@ class RowStorage:
 
         Raises:
             OutOfMemory: the device has no room; nothing has changed.
+            JournalDamaged: the step is replayed, and a row's recorded step is not its next one; nothing has changed.
         """
-        slots, new_ids = self._insert(gradients.row_ids)
+        row_ids = gradients.row_ids
+        slots, new_ids = self._insert(row_ids)
         try:
             row_steps = self._row_steps[slots] + np.uint32(1) if self._counts_row_steps else None
+            values = None if row_steps is None else _values_by_id(row_ids, row_steps, step)
             on_device = self._records.stage(
-                slots, gradients, step.factors, self._kernel_steps(gradients.row_ids, row_steps, step)
+                slots, gradients, step.factors, self._kernel_steps(row_ids, row_steps, values, step)
             )
         except MemoryError as error:
             self.delete(new_ids)
             raise self._out_of_memory(f"a step of {slots.size} rows", error) from error
-        return StagedUpdate(slots, new_ids, row_steps, on_device)
+        except JournalDamaged:
+            self.delete(new_ids)
+            raise
+        return StagedUpdate(slots, new_ids, row_steps, values, on_device)
 
     def discard(self, staged: StagedUpdate) -> None:
         """Takes back a staged step: its new rows are gone again."""
@@ -178,11 +201,14 @@ class RowStorage:
         self._change_numbers[staged.slots] = step.change_number
         self._touched_steps[staged.slots] = step.table_step
 
-    def _kernel_steps(self, row_ids: Int64s, row_steps: npt.NDArray[np.uint32] | None, step: Step) -> RowSteps:
+    def _kernel_steps(
+        self, row_ids: Int64s, row_steps: npt.NDArray[np.uint32] | None, values: RowStepValues | None, step: Step
+    ) -> RowSteps:
         """Returns what the kernel needs of each row's step."""
-        if row_steps is not None:
+        if row_steps is not None and values is not None:
             steps = row_steps.astype(np.int64)
-            factors = row_step_factors(step.options, steps)
+            factors = np.empty(row_ids.size, np.float32)
+            factors[np.argsort(row_ids)] = values.factors
         else:
             steps = np.full(row_ids.size if self._rounds else 0, step.table_step, np.int64)
             factors = step.factors.step_factors(row_ids.size)
@@ -262,6 +288,20 @@ class RowStorage:
         """Returns ids of existing rows in index order, and the key to go on from, or None."""
         row_ids, _, next_key = self._index.scan(from_key, max_rows)
         return row_ids, next_key
+
+
+def _values_by_id(row_ids: Int64s, row_steps: npt.NDArray[np.uint32], step: Step) -> RowStepValues:
+    """Returns distinct rows' steps and factors by ascending id: computed, or the recorded ones of a replay.
+
+    Raises:
+        JournalDamaged: the recorded steps are not these.
+    """
+    sorted_steps = row_steps[np.argsort(row_ids)]
+    if step.recorded is None:
+        return RowStepValues(sorted_steps, row_step_factors(step.options, sorted_steps.astype(np.int64)))
+    if not np.array_equal(step.recorded.steps, sorted_steps):
+        raise JournalDamaged(f"a replayed push takes {row_ids.size} rows to steps that are not their next ones")
+    return step.recorded
 
 
 MakeRecords = Callable[[Layout, initializers.InitialRows], Records]

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardam_kernels.factors import AdamOptions, Factors, OptionError, factors
-from shardam_proto.errors import BadOption, IdOutOfRange, NonFiniteGradient, NonFiniteState, WrongShape
+from shardam_proto.errors import BadOption, IdOutOfRange, JournalDamaged, NonFiniteGradient, NonFiniteState, WrongShape
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.locks import ReadWriteLock
 from shardam_server.shard.records import Float32s, Gradients, Int64s
-from shardam_server.shard.storage import MakeRecords, RowStorage, StagedUpdate, Step, make_storage
+from shardam_server.shard.storage import MakeRecords, RowStepValues, RowStorage, StagedUpdate, Step, make_storage
 
 MAX_IDS_IN_ERROR = 8
 """Ids an error message lists at most."""
@@ -32,6 +32,7 @@ class GradientSection:
         gradients: float32 [N, dim].
         options: hyper-parameters.
         grad_scale: loss scale of the gradients.
+        recorded: of a push that is replayed from a journal: the step it was; None: computed.
     """
 
     table: Table
@@ -39,6 +40,22 @@ class GradientSection:
     gradients: Float32s
     options: AdamOptions
     grad_scale: float
+    recorded: RecordedStep | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedStep:
+    """A step as a journal has it, so that a replay computes no power.
+
+    Attributes:
+        table_step: the table's step after it.
+        factors: the factors used.
+        row_values: what rows with steps of their own went through; None in table step mode.
+    """
+
+    table_step: int
+    factors: Factors
+    row_values: RowStepValues | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +66,13 @@ class PreparedUpdate:
         gradients: of distinct rows, without the padding row, as the table's device takes them.
         factors: factors of the step after the table's present one.
         options: hyper-parameters.
+        recorded: what rows with steps of their own went through, if it is replayed.
     """
 
     gradients: Gradients
     factors: Factors
     options: AdamOptions
+    recorded: RowStepValues | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,9 +153,12 @@ class Table:
         """Rows that exist."""
         return self.storage.num_rows
 
-    def schema_info(self) -> common_pb2.TableInfo:
-        """Describes the table as Redis keeps it: schema, id and seed."""
-        return common_pb2.TableInfo(spec=self.spec.to_proto(), table_id=self.table_id, table_seed=self.table_seed)
+    def schema_info(self, *, with_step: bool = False) -> common_pb2.TableInfo:
+        """Describes the table as Redis keeps it: schema, id and seed; as a journal does: with its step."""
+        step = self.step if with_step else 0
+        return common_pb2.TableInfo(
+            spec=self.spec.to_proto(), table_id=self.table_id, table_seed=self.table_seed, table_step=step
+        )
 
     # -- checks; they raise and change nothing
 
@@ -189,13 +211,11 @@ class Table:
             IdOutOfRange: as check_ids.
             BadOption: a hyper-parameter is out of range.
             NonFiniteGradient: a merged, unscaled value is NaN or at least 2**64 in magnitude.
+            JournalDamaged: the section is replayed, and its step is not the table's next one.
         """
         row_ids, gradients = section.row_ids, section.gradients
         self.check_ids(row_ids)
-        try:
-            step_factors = factors(section.options, self.step + 1, grad_scale=section.grad_scale)
-        except OptionError as error:
-            raise BadOption(f"table {self.spec.name!r}: {error}", metadata={"table": self.spec.name}) from error
+        step_factors = self._next_factors(section)
         if self.spec.padding_idx is not None:
             keep = row_ids != self.spec.padding_idx
             if not keep.all():
@@ -209,7 +229,22 @@ class Table:
                 "the push was refused and nothing changed",
                 metadata={"table": self.spec.name, "row_ids": _some(bad_ids)},
             )
-        return PreparedUpdate(prepared, step_factors, section.options)
+        return PreparedUpdate(
+            prepared, step_factors, section.options, None if section.recorded is None else section.recorded.row_values
+        )
+
+    def _next_factors(self, section: GradientSection) -> Factors:
+        if section.recorded is not None:
+            if section.recorded.table_step != self.step + 1:
+                raise JournalDamaged(
+                    f"table {self.spec.name!r} is at step {self.step}, a replayed push takes it to "
+                    f"{section.recorded.table_step}"
+                )
+            return section.recorded.factors
+        try:
+            return factors(section.options, self.step + 1, grad_scale=section.grad_scale)
+        except OptionError as error:
+            raise BadOption(f"table {self.spec.name!r}: {error}", metadata={"table": self.spec.name}) from error
 
     # -- changes; the caller holds the lock for writing and runs on the sequencer's thread
 
@@ -231,7 +266,13 @@ class Table:
         Raises:
             OutOfMemory: the device has no room; nothing has changed.
         """
-        step = Step(update.options, update.factors, table_step=self.step + 1, change_number=change_number)
+        step = Step(
+            update.options,
+            update.factors,
+            table_step=self.step + 1,
+            change_number=change_number,
+            recorded=update.recorded,
+        )
         return StagedTableStep(step, self.storage.stage(update.gradients, step))
 
     def discard(self, staged: StagedTableStep) -> None:

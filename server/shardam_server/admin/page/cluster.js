@@ -49,9 +49,7 @@ async function refreshShards() {
   try {
     const { body } = await get("v1/shards");
     syncRows(byId("shards").tBodies[0], body.shards, (shard) => String(shard.shard), makeShardRow, updateShardRow);
-    const lost = body.shards.filter((shard) => shard.lost_rows).map((shard) => shard.shard);
-    const detail = `shard ${lost.join(", ")} started empty although it had rows before; those rows are lost`;
-    showProblem(byId("shards-problem"), lost.length === 0 ? null : { reason: "SHARD_LOST", detail });
+    showProblem(byId("shards-problem"), null);
     section.classList.remove("stale");
     return true;
   } catch (error) {

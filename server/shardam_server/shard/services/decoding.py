@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shardam_kernels.factors import AdamOptions
 from shardam_proto.errors import BadOption, WrongShape
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
@@ -46,32 +45,6 @@ def decode_rows(data: bytes, num_rows: int, dim: int, what: str) -> Float32s:
 def encode(array: npt.NDArray[np.generic]) -> bytes:
     """Writes an array little-endian, row-major."""
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-
-
-def decode_options(message: common_pb2.AdamOptions) -> AdamOptions:
-    """Converts hyper-parameters; ranges are checked when factors are computed."""
-    return AdamOptions(
-        lr=message.lr,
-        betas=(message.beta1, message.beta2),
-        eps=message.eps,
-        weight_decay=message.weight_decay,
-        decoupled_weight_decay=message.decoupled_weight_decay,
-        maximize=message.maximize,
-    )
-
-
-def encode_options(options: AdamOptions) -> common_pb2.AdamOptions:
-    """Converts hyper-parameters, without a loss scale."""
-    return common_pb2.AdamOptions(
-        lr=options.lr,
-        beta1=options.betas[0],
-        beta2=options.betas[1],
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-        decoupled_weight_decay=options.decoupled_weight_decay,
-        maximize=options.maximize,
-        grad_scale=1.0,
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,10 +8,11 @@ import xxhash
 from shardam_proto.errors import BadOption, ShardNotReady, VersionMismatch, WrongShape
 from shardam_proto.limits import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from shardam_proto.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc
-from shardam_server.shard.clients import Outcome
+from shardam_server.shard.clients import Origin, Outcome
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.option_messages import decode_options
 from shardam_server.shard.records import Float32s
-from shardam_server.shard.services.decoding import check_owned, decode_options, decode_sections, encode, split_rows
+from shardam_server.shard.services.decoding import check_owned, decode_sections, encode, split_rows
 from shardam_server.shard.state import read_locks
 from shardam_server.shard.table import GradientSection
 
@@ -44,13 +45,12 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
                 f"{PROTOCOL_VERSION}; use matching shardam packages"
             )
         client_id = request.header.client_id
-        entry = await shard.sequencer.change(lambda: shard.state.clients.open(client_id))
+        entry = await shard.change(lambda: shard.state.open_client(client_id, heartbeats=request.heartbeats))
         return embedding_pb2.OpenResponse(
             header=shard.header(request.header, entry.last_number),
             protocol_version=version,
             cluster_id=shard.identity.require_cluster().cluster_id,
             num_shards=shard.identity.require_route_map().num_shards,
-            lost_rows=shard.lost_rows,
         )
 
     async def Pull(  # noqa: N802 - the service's name
@@ -89,7 +89,8 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
     ) -> embedding_pb2.PushResponse:
         """Applies one part of an optimizer step."""
         self._shard.check_serving(request.header)
-        return await self._shard.sequencer.change(lambda: self._push(request))
+        self._shard.sequencer.check_room()
+        return await self._shard.change(lambda: self._push(request), request.ByteSize())
 
     def _push(self, request: embedding_pb2.PushRequest) -> embedding_pb2.PushResponse:
         shard, header = self._shard, request.header
@@ -100,10 +101,12 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         digest.update(row_ids)
         digest.update(rows)
 
-        def apply() -> Outcome:
-            return shard.state.push(self._sections(request, row_ids, rows))
+        origin = Origin(header.client_id, header.number, b"push" + digest.digest())
 
-        outcome, repeated = shard.state.clients.run_number(header.client_id, header.number, b"push" + digest.digest(), apply)
+        def apply() -> Outcome:
+            return shard.state.push(self._sections(request, row_ids, rows), origin)
+
+        outcome, repeated = shard.state.run_number(origin, apply)
         if not repeated:
             shard.metrics.pushes.inc()
             shard.metrics.rows_pushed.inc(len(row_ids) // 8)
@@ -149,12 +152,12 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         if request.kind == embedding_pb2.CLOSE_KIND_SKIP and request.table_ids:
             raise BadOption("SKIP steps no table; table_ids must be empty")
         table_ids = list(request.table_ids)
-        digest = f"close {request.kind} {sorted(table_ids)}".encode()
+        origin = Origin(header.client_id, header.number, f"close {request.kind} {sorted(table_ids)}".encode())
 
         def close() -> tuple[Outcome, bool]:
-            return shard.state.clients.run_number(header.client_id, header.number, digest, lambda: shard.state.void(table_ids))
+            return shard.state.run_number(origin, lambda: shard.state.void(table_ids, origin))
 
-        outcome, repeated = await shard.sequencer.change(close)
+        outcome, repeated = await shard.change(close)
         return embedding_pb2.CloseNumberResponse(
             header=shard.header(header, header.number), steps=_table_steps(outcome), repeated_number=repeated
         )
@@ -168,7 +171,7 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         if not self._shard.identity.cluster:
             raise ShardNotReady(f"shard {self._shard.identity.index} has not joined its cluster yet; try again")
         self._shard.identity.check(request.header)
-        await self._shard.sequencer.change(lambda: self._shard.state.clients.leave(request.header.client_id))
+        await self._shard.change(lambda: self._shard.state.end_client(request.header.client_id))
         return embedding_pb2.LeaveResponse(header=self._shard.header(request.header))
 
 

@@ -11,7 +11,7 @@ import xxhash
 from shardam_proto.errors import BadOption
 from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_SCAN_ROWS
 from shardam_proto.v1 import common_pb2, row_pb2, row_pb2_grpc
-from shardam_server.shard.clients import Outcome
+from shardam_server.shard.clients import Origin, Outcome
 from shardam_server.shard.conditions import RowCondition
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.records import Int64s
@@ -87,7 +87,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
     ) -> row_pb2.AssignRowsResponse:
         """Writes rows."""
         self._shard.check_serving(request.header)
-        outcome, repeated = await self._run_number(request, lambda: self._assign(request))
+        outcome, repeated = await self._run_number(request, lambda origin: self._assign(request, origin))
         return row_pb2.AssignRowsResponse(
             header=self._shard.header(request.header, request.header.number),
             num_assigned=outcome.num_rows,
@@ -95,7 +95,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
             change_number=outcome.change_number,
         )
 
-    def _assign(self, request: row_pb2.AssignRowsRequest) -> Outcome:
+    def _assign(self, request: row_pb2.AssignRowsRequest, origin: Origin) -> Outcome:
         table = self._shard.state.table(request.table_id)
         row_ids = decode_ids(request.row_ids)
         num_rows, dim = row_ids.size, table.spec.dim
@@ -107,7 +107,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
             decode_rows(request.exp_avg_sq, num_rows, dim, "exp_avg_sq") if request.HasField("exp_avg_sq") else None,
             request.if_absent,
         )
-        return self._shard.state.assign(table, write, decode_condition(request.condition))
+        return self._shard.state.assign(table, write, decode_condition(request.condition), origin)
 
     async def DeleteRows(  # noqa: N802 - the service's name
         self,
@@ -116,7 +116,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
     ) -> row_pb2.DeleteRowsResponse:
         """Deletes rows."""
         self._shard.check_serving(request.header)
-        outcome, repeated = await self._run_number(request, lambda: self._delete(request))
+        outcome, repeated = await self._run_number(request, lambda origin: self._delete(request, origin))
         return row_pb2.DeleteRowsResponse(
             header=self._shard.header(request.header, request.header.number),
             num_deleted=outcome.num_rows,
@@ -124,9 +124,9 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
             change_number=outcome.change_number,
         )
 
-    def _delete(self, request: row_pb2.DeleteRowsRequest) -> Outcome:
+    def _delete(self, request: row_pb2.DeleteRowsRequest, origin: Origin) -> Outcome:
         table, row_ids = self._named_rows(request)
-        return self._shard.state.delete(table, row_ids, decode_condition(request.condition))
+        return self._shard.state.delete(table, row_ids, decode_condition(request.condition), origin)
 
     async def ClearMoments(  # noqa: N802 - the service's name
         self,
@@ -135,7 +135,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
     ) -> row_pb2.ClearMomentsResponse:
         """Sets moments to zero."""
         self._shard.check_serving(request.header)
-        outcome, repeated = await self._run_number(request, lambda: self._clear_moments(request))
+        outcome, repeated = await self._run_number(request, lambda origin: self._clear_moments(request, origin))
         return row_pb2.ClearMomentsResponse(
             header=self._shard.header(request.header, request.header.number),
             num_cleared=outcome.num_rows,
@@ -143,9 +143,9 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
             change_number=outcome.change_number,
         )
 
-    def _clear_moments(self, request: row_pb2.ClearMomentsRequest) -> Outcome:
+    def _clear_moments(self, request: row_pb2.ClearMomentsRequest, origin: Origin) -> Outcome:
         table, row_ids = self._named_rows(request)
-        return self._shard.state.clear_moments(table, row_ids, decode_condition(request.condition))
+        return self._shard.state.clear_moments(table, row_ids, decode_condition(request.condition), origin)
 
     def _named_rows(self, request: row_pb2.DeleteRowsRequest | row_pb2.ClearMomentsRequest) -> tuple[Table, Int64s]:
         table = self._shard.state.table(request.table_id)
@@ -154,7 +154,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
         check_owned(self._shard.identity, table, row_ids)
         return table, row_ids
 
-    async def _run_number(self, request: RowChangeRequest, apply: Callable[[], Outcome]) -> tuple[Outcome, bool]:
+    async def _run_number(self, request: RowChangeRequest, apply: Callable[[Origin], Outcome]) -> tuple[Outcome, bool]:
         """Runs a row change as the client's number; its content is everything but the header."""
         shard, header = self._shard, request.header
 
@@ -163,9 +163,11 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
             content.CopyFrom(request)  # type: ignore[arg-type]  # the same type on both sides
             content.header.CopyFrom(common_pb2.RequestHeader())
             digest = type(request).__name__.encode() + xxhash.xxh3_128_digest(content.SerializeToString(deterministic=True))
-            return shard.state.clients.run_number(header.client_id, header.number, digest, apply)
+            origin = Origin(header.client_id, header.number, digest)
+            return shard.state.run_number(origin, lambda: apply(origin))
 
-        return await shard.sequencer.change(run)
+        shard.sequencer.check_room()
+        return await shard.change(run, request.ByteSize())
 
 
 def decode_condition(message: row_pb2.RowCondition) -> RowCondition:

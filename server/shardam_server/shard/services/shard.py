@@ -51,9 +51,9 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             index_bytes=sum(table.storage.index_bytes for table in tables),
             resident_bytes=resident_bytes(),
             queue_depth=shard.sequencer.queue_depth,
-            num_clients=len(shard.state.clients),
-            lost_rows=shard.lost_rows,
+            num_clients=shard.state.clients.num_open,
             device_memory_bytes=shard.device.memory_bytes,
+            queue_bytes=shard.sequencer.queue_bytes,
         )
 
     async def InstallTables(  # noqa: N802 - the service's name
@@ -66,7 +66,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         shard.identity.require_cluster()
         shard.identity.check(request.header)
         tables = [table_from_info(info, shard.device.make_records) for info in request.tables]
-        await shard.sequencer.change(lambda: shard.state.install(tables))
+        await shard.change(lambda: shard.state.install(tables))
         return shard_pb2.InstallTablesResponse(header=shard.header(request.header))
 
     async def GetMetrics(  # noqa: N802 - the service's name

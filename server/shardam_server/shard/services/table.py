@@ -11,7 +11,7 @@ from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2, table_pb2, table_pb2_grpc
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.home import Home
-from shardam_server.shard.services.decoding import encode_options
+from shardam_server.shard.option_messages import encode_options
 from shardam_server.shard.table import Table
 
 DEFAULT_PAGE_SIZE = 1000

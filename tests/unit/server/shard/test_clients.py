@@ -5,92 +5,111 @@ from __future__ import annotations
 import pytest
 
 from shardam_proto.errors import ClientClosed, QueueFull, SequenceError, StaleState
-from shardam_server.shard.clients import Clients, Outcome
+from shardam_server.shard.clients import IDLE_S, WINDOW, Origin, Outcome
+from shardam_server.shard.records import CpuDevice
+from shardam_server.shard.state import ShardState
 
 CLIENT = b"c" * 16
 
 
-class Applied:
-    """Counts applications and returns an outcome that tells them apart."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> Outcome:
-        self.count += 1
-        return Outcome(steps={7: self.count})
-
-
 @pytest.fixture
-def clients() -> Clients:
-    clients = Clients()
-    clients.open(CLIENT)
-    return clients
+def state() -> ShardState:
+    state = ShardState(CpuDevice(1))
+    state.open_client(CLIENT)
+    return state
 
 
-def test_a_repeat_gets_the_former_answer_and_is_not_applied_again(clients: Clients) -> None:
-    apply = Applied()
-    first, repeated_first = clients.run_number(CLIENT, 1, b"content", apply)
-    second, repeated_second = clients.run_number(CLIENT, 1, b"content", apply)
+def run(state: ShardState, number: int, content: bytes = b"content", client_id: bytes = CLIENT) -> tuple[Outcome, bool]:
+    origin = Origin(client_id, number, content)
+    return state.run_number(origin, lambda: state.void([], origin))
+
+
+def reason_of(state: ShardState, number: int, content: bytes = b"content", client_id: bytes = CLIENT) -> str:
+    before = state.change_number
+    with pytest.raises((ClientClosed, SequenceError, StaleState)) as error:
+        run(state, number, content, client_id)
+    assert state.change_number == before
+    return error.value.reason
+
+
+def test_a_repeat_gets_the_former_answer_and_is_not_applied_again(state: ShardState) -> None:
+    first, repeated_first = run(state, 1)
+    applied = state.change_number
+    second, repeated_second = run(state, 1)
     assert (first, repeated_first, repeated_second) == (second, False, True)
-    assert apply.count == 1
+    assert state.change_number == applied
 
 
-def test_another_content_under_a_used_number_is_refused(clients: Clients) -> None:
-    apply = Applied()
-    clients.run_number(CLIENT, 1, b"content", apply)
-    with pytest.raises(SequenceError) as error:
-        clients.run_number(CLIENT, 1, b"other", apply)
-    assert error.value.reason == "SEQUENCE_REUSED"
-    assert apply.count == 1
+def test_another_content_under_a_used_number_is_refused(state: ShardState) -> None:
+    for number in (1, 2, 3):
+        run(state, number)
+    for number in (1, 2, 3):
+        assert reason_of(state, number, b"other") == "SEQUENCE_REUSED"
 
 
-def test_a_gap_names_the_last_number(clients: Clients) -> None:
+def test_a_gap_names_the_last_number(state: ShardState) -> None:
     with pytest.raises(StaleState) as error:
-        clients.run_number(CLIENT, 3, b"content", Applied())
+        run(state, 3)
     assert (error.value.reason, error.value.metadata["last"]) == ("SEQUENCE_GAP", "0")
     assert error.value.rule.retryable
 
 
-@pytest.mark.parametrize("number", [0, -1, 1])
-def test_a_number_before_the_last_has_expired(clients: Clients, number: int) -> None:
-    for used in (1, 2):
-        clients.run_number(CLIENT, used, b"content", Applied())
-    with pytest.raises(SequenceError) as error:
-        clients.run_number(CLIENT, number, b"content", Applied())
-    assert error.value.reason == "SEQUENCE_EXPIRED"
+def test_outcomes_of_the_last_numbers_are_kept_and_older_ones_have_expired(state: ShardState) -> None:
+    for number in range(1, WINDOW + 11):
+        run(state, number)
+    assert [run(state, number)[1] for number in range(11, WINDOW + 11)] == [True] * WINDOW
+    assert [reason_of(state, number) for number in (-1, 0, 1, 10)] == ["SEQUENCE_EXPIRED"] * 4
 
 
-def test_a_refused_change_leaves_its_number_open(clients: Clients) -> None:
+def test_a_refused_change_leaves_its_number_open(state: ShardState) -> None:
     def refuse() -> Outcome:
         raise ValueError("refused")
 
     with pytest.raises(ValueError, match="refused"):
-        clients.run_number(CLIENT, 1, b"bad", refuse)
-    apply = Applied()
-    clients.run_number(CLIENT, 1, b"good", apply)
-    assert apply.count == 1
+        state.run_number(Origin(CLIENT, 1, b"bad"), refuse)
+    assert run(state, 1, b"good") == (Outcome(), False)
 
 
-def test_a_client_that_left_is_closed_and_an_unknown_one_unknown(clients: Clients) -> None:
-    clients.leave(CLIENT)
-    clients.leave(CLIENT)
-    assert len(clients) == 0
-    for action in (lambda: clients.open(CLIENT), lambda: clients.run_number(CLIENT, 1, b"", Applied())):
-        with pytest.raises(ClientClosed) as error:
-            action()
-        assert error.value.reason == "CLIENT_CLOSED"
-    with pytest.raises(ClientClosed) as error:
-        clients.get(b"u" * 16)
-    assert error.value.reason == "UNKNOWN_CLIENT"
+def test_a_client_that_left_is_closed_and_an_unknown_one_unknown(state: ShardState) -> None:
+    state.end_client(CLIENT)
+    state.end_client(CLIENT)
+    assert state.clients.num_open == 0
+    assert reason_of(state, 1) == "CLIENT_CLOSED"
+    with pytest.raises(ClientClosed):
+        state.open_client(CLIENT)
+    assert reason_of(state, 1, client_id=b"u" * 16) == "UNKNOWN_CLIENT"
+
+
+def test_home_settles_the_numbers_of_an_ended_client_once_and_in_order(state: ShardState) -> None:
+    with pytest.raises(ClientClosed, match="still open"):
+        state.settle_number(CLIENT, 1, [])
+    run(state, 1)
+    state.end_client(CLIENT)
+    with pytest.raises(ClientClosed, match="at number 1"):
+        state.settle_number(CLIENT, 3, [])
+    for _ in range(2):
+        state.settle_number(CLIENT, 2, [])
+    entry = state.clients.find(CLIENT)
+    assert entry is not None
+    assert (entry.last_number, entry.settled) == (2, False)
 
 
 def test_room_for_a_new_client_is_made_of_closed_ones_only() -> None:
-    clients = Clients(max_clients=2)
-    clients.open(b"a" * 16)
-    clients.open(b"b" * 16)
+    state = ShardState(CpuDevice(1), max_clients=2)
+    state.open_client(b"a" * 16)
+    state.open_client(b"b" * 16)
     with pytest.raises(QueueFull):
-        clients.open(b"c" * 16)
-    clients.leave(b"a" * 16)
-    clients.open(b"c" * 16)
-    assert len(clients) == 2
+        state.open_client(b"c" * 16)
+    state.end_client(b"a" * 16)
+    state.open_client(b"c" * 16)
+    assert (len(state.clients), state.clients.num_open) == (2, 2)
+
+
+def test_a_client_without_heartbeats_is_forgotten_after_a_day_without_contact(state: ShardState) -> None:
+    state.open_client(b"h" * 16, heartbeats=True)
+    entry = state.clients.find(CLIENT)
+    assert entry is not None
+    assert state.forget_idle_clients(entry.last_contact + IDLE_S) == 0
+    assert state.forget_idle_clients(entry.last_contact + IDLE_S + 60) == 1
+    assert state.clients.find(CLIENT) is None
+    assert state.clients.find(b"h" * 16) is not None

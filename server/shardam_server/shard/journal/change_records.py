@@ -1,0 +1,150 @@
+"""Changes as a journal's records; replay.py is the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from shardam_kernels.factors import Factors
+from shardam_proto.v1 import common_pb2, journal_pb2
+from shardam_server.shard.clients import Origin
+from shardam_server.shard.journal.interface import Arrays
+from shardam_server.shard.option_messages import encode_options
+from shardam_server.shard.records import Int64s
+from shardam_server.shard.table import GradientSection, RowWrite, StagedTableStep, Table
+
+Change = tuple[journal_pb2.JournalRecord, Arrays]
+"""A record and the arrays behind it."""
+
+
+def push_record(
+    change_number: int, origin: Origin | None, sections: Sequence[GradientSection], staged: Sequence[StagedTableStep]
+) -> Change:
+    """Describes a push whose steps are staged."""
+    tables, row_arrays = [], []
+    for section, step in zip(sections, staged, strict=True):
+        values = step.update.values
+        tables.append(
+            journal_pb2.TablePush(
+                table_id=section.table.table_id,
+                table_step=step.step.table_step,
+                num_rows=section.row_ids.size,
+                factors=_factors(step.step.factors),
+                options=encode_options(section.options, section.grad_scale),
+                num_row_steps=0 if values is None else values.steps.size,
+            )
+        )
+        if values is not None:
+            row_arrays += [values.steps, values.factors]
+    row_ids = [section.row_ids for section in sections]
+    gradients = [section.gradients for section in sections]
+    push = journal_pb2.PushRecord(
+        tables=tables, row_ids_bytes=sum(ids.nbytes for ids in row_ids), rows_bytes=sum(rows.nbytes for rows in gradients)
+    )
+    return _record(change_number, origin, push=push), [*row_ids, *gradients, *row_arrays]
+
+
+def close_record(change_number: int, origin: Origin, steps: Mapping[int, int]) -> Change:
+    """Describes a number closed without a gradient; steps: table id -> its step after it."""
+    return _record(change_number, origin, close=journal_pb2.CloseRecord(steps=_steps(steps))), []
+
+
+def assign_record(change_number: int, origin: Origin | None, table: Table, write: RowWrite) -> Change:
+    """Describes rows written."""
+    arrays = [array for array in (write.exp_avg, write.exp_avg_sq) if array is not None]
+    assign = journal_pb2.AssignRecord(
+        table_id=table.table_id,
+        if_absent=write.if_absent,
+        num_rows=write.row_ids.size,
+        has_exp_avg=write.exp_avg is not None,
+        has_exp_avg_sq=write.exp_avg_sq is not None,
+    )
+    return _record(change_number, origin, assign=assign), [write.row_ids, write.weight, *arrays]
+
+
+def delete_record(change_number: int, origin: Origin | None, table: Table, row_ids: Int64s) -> Change:
+    """Describes rows deleted."""
+    return _record(change_number, origin, delete=journal_pb2.RowsRecord(table_id=table.table_id)), [row_ids]
+
+
+def clear_moments_record(change_number: int, origin: Origin | None, table: Table, row_ids: Int64s) -> Change:
+    """Describes rows whose moments are cleared."""
+    return _record(change_number, origin, clear_moments=journal_pb2.RowsRecord(table_id=table.table_id)), [row_ids]
+
+
+def install_record(change_number: int, tables: Iterable[common_pb2.TableInfo]) -> Change:
+    """Describes tables installed."""
+    return _record(change_number, None, install=journal_pb2.InstallRecord(tables=tables)), []
+
+
+def steps_record(change_number: int, steps: Mapping[int, int]) -> Change:
+    """Describes steps taken over from other shards."""
+    return _record(change_number, None, steps=journal_pb2.StepsRecord(steps=_steps(steps))), []
+
+
+def open_record(change_number: int, client_id: bytes, *, heartbeats: bool, forgotten: bytes | None) -> Change:
+    """Describes a client that opens."""
+    message = journal_pb2.OpenRecord(client_id=client_id, heartbeats=heartbeats, forgotten_client_id=forgotten or b"")
+    return _record(change_number, None, open=message), []
+
+
+def end_record(change_number: int, client_id: bytes, *, settled: bool) -> Change:
+    """Describes a client that takes no more changes."""
+    return _record(change_number, None, end=journal_pb2.EndRecord(client_id=client_id, settled=settled)), []
+
+
+def forget_record(change_number: int, client_ids: Iterable[bytes]) -> Change:
+    """Describes clients forgotten."""
+    return _record(change_number, None, forget=journal_pb2.ForgetRecord(client_ids=client_ids)), []
+
+
+def _record(
+    change_number: int,
+    origin: Origin | None,
+    *,
+    push: journal_pb2.PushRecord | None = None,
+    close: journal_pb2.CloseRecord | None = None,
+    assign: journal_pb2.AssignRecord | None = None,
+    delete: journal_pb2.RowsRecord | None = None,
+    clear_moments: journal_pb2.RowsRecord | None = None,
+    install: journal_pb2.InstallRecord | None = None,
+    steps: journal_pb2.StepsRecord | None = None,
+    open: journal_pb2.OpenRecord | None = None,  # noqa: A002 - the field's name
+    end: journal_pb2.EndRecord | None = None,
+    forget: journal_pb2.ForgetRecord | None = None,
+) -> journal_pb2.JournalRecord:
+    source = None
+    if origin is not None:
+        source = journal_pb2.ChangeOrigin(client_id=origin.client_id, number=origin.number, digest=origin.digest)
+    return journal_pb2.JournalRecord(
+        change_number=change_number,
+        origin=source,
+        push=push,
+        close=close,
+        assign=assign,
+        delete=delete,
+        clear_moments=clear_moments,
+        install=install,
+        steps=steps,
+        open=open,
+        end=end,
+        forget=forget,
+    )
+
+
+def _steps(steps: Mapping[int, int]) -> list[common_pb2.TableStep]:
+    return [common_pb2.TableStep(table_id=table_id, table_step=step) for table_id, step in steps.items()]
+
+
+def _factors(factors: Factors) -> journal_pb2.StepFactors:
+    return journal_pb2.StepFactors(
+        c1=factors.c1,
+        c2=factors.c2,
+        s=factors.s,
+        d=factors.d,
+        eps=factors.eps,
+        weight_decay=factors.weight_decay,
+        unscale=factors.unscale,
+        divisor=factors.divisor,
+        maximize=factors.maximize,
+        decoupled=factors.decoupled,
+    )

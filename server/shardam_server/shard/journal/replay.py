@@ -1,0 +1,204 @@
+"""A journal's records as changes of a shard's state; change_records.py is the way there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from shardam_kernels.factors import Factors
+from shardam_proto.errors import JournalDamaged, ShardamError
+from shardam_proto.v1 import journal_pb2
+from shardam_server.shard.clients import Origin
+from shardam_server.shard.option_messages import decode_options
+from shardam_server.shard.records import Int64s
+from shardam_server.shard.state import ShardState
+from shardam_server.shard.storage import MakeRecords, RowStepValues
+from shardam_server.shard.table import GradientSection, RecordedStep, RowWrite, table_from_info
+
+
+class ArrayReader:
+    """Reads the arrays behind a record one after the other.
+
+    Args:
+        data: their bytes.
+    """
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self._data = memoryview(data)
+        self._start = 0
+
+    def take(self, dtype: str, count: int) -> npt.NDArray[np.generic]:
+        """Returns the next array.
+
+        Raises:
+            JournalDamaged: fewer bytes are left.
+        """
+        end = self._start + count * np.dtype(dtype).itemsize
+        if end > len(self._data):
+            raise JournalDamaged(f"a record has {len(self._data)} bytes of arrays, its message counts {end} or more")
+        array = np.frombuffer(self._data[self._start : end], dtype)
+        self._start = end
+        return array
+
+    def take_rows(self, num_rows: int, dim: int) -> npt.NDArray[np.float32]:
+        """Returns the next rows, float32 [num_rows, dim]."""
+        return self.take("<f4", num_rows * dim).astype(np.float32, copy=False).reshape(num_rows, dim)
+
+    def take_ids(self, count: int) -> Int64s:
+        """Returns the next ids, int64 [count]."""
+        return self.take("<i8", count).astype(np.int64, copy=False)
+
+    def rest(self, itemsize: int) -> int:
+        """Returns how many items of a size are left."""
+        return (len(self._data) - self._start) // itemsize
+
+    def finish(self) -> None:
+        """Checks that all has been read.
+
+        Raises:
+            JournalDamaged: bytes are left.
+        """
+        if self._start != len(self._data):
+            raise JournalDamaged(f"a record has {len(self._data)} bytes of arrays, its message counts {self._start}")
+
+
+class Replay:
+    """Applies records to a state, in order, exactly as they were applied before.
+
+    Args:
+        state: the state; it has no journal while it is replayed.
+        make_records: makes an empty record store for a new table.
+    """
+
+    def __init__(self, state: ShardState, make_records: MakeRecords) -> None:
+        self._state = state
+        self._make_records = make_records
+        self._ways: dict[str, Callable[[journal_pb2.JournalRecord, ArrayReader, Origin | None], None]] = {
+            "push": self._push,
+            "close": self._close,
+            "assign": self._assign,
+            "delete": self._delete,
+            "clear_moments": self._clear_moments,
+            "install": self._install,
+            "steps": self._steps,
+            "open": self._open,
+            "end": self._end,
+            "forget": self._forget,
+        }
+
+    def apply(self, record: journal_pb2.JournalRecord, data: bytes | bytearray | memoryview) -> None:
+        """Applies one record.
+
+        Raises:
+            JournalDamaged: it does not follow from the state before it.
+        """
+        state, kind = self._state, record.WhichOneof("change")
+        if record.change_number != state.change_number + 1:
+            raise JournalDamaged(f"change {record.change_number} comes after change {state.change_number}")
+        if kind is None:
+            raise JournalDamaged(f"change {record.change_number} is of a kind that this version does not know")
+        arrays = ArrayReader(data)
+        try:
+            self._ways[kind](record, arrays, _origin(record))
+        except ShardamError as error:
+            if isinstance(error, JournalDamaged):
+                raise
+            raise JournalDamaged(
+                f"change {record.change_number} ({kind}) was applied before and is refused now: {error.message}"
+            ) from error
+        arrays.finish()
+        if state.change_number != record.change_number:
+            raise JournalDamaged(f"change {record.change_number} ({kind}) had no effect when it was applied again")
+
+    def _push(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+        pushes = record.push.tables
+        tables = [self._state.table(push.table_id) for push in pushes]
+        row_ids = [arrays.take_ids(push.num_rows) for push in pushes]
+        rows = [arrays.take_rows(push.num_rows, table.spec.dim) for table, push in zip(tables, pushes, strict=True)]
+        sections = []
+        for table, push, ids, gradients in zip(tables, pushes, row_ids, rows, strict=True):
+            values = None
+            if table.spec.step == "row":
+                steps = arrays.take("<u4", push.num_row_steps).astype(np.uint32, copy=False)
+                values = RowStepValues(steps, arrays.take("<f4", push.num_row_steps).astype(np.float32, copy=False))
+            recorded = RecordedStep(push.table_step, read_factors(push.factors), values)
+            options = decode_options(push.options)
+            sections.append(GradientSection(table, ids, gradients, options, push.options.grad_scale, recorded))
+        self._state.push(sections, origin)
+
+    def _close(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+        if origin is None:
+            raise JournalDamaged(f"change {record.change_number} closes the number of no client")
+        outcome = self._state.void([step.table_id for step in record.close.steps], origin)
+        _check_steps(record, outcome.steps)
+
+    def _assign(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+        message = record.assign
+        table = self._state.table(message.table_id)
+        num_rows, dim = message.num_rows, table.spec.dim
+        write = RowWrite(
+            arrays.take_ids(num_rows),
+            arrays.take_rows(num_rows, dim),
+            arrays.take_rows(num_rows, dim) if message.has_exp_avg else None,
+            arrays.take_rows(num_rows, dim) if message.has_exp_avg_sq else None,
+            message.if_absent,
+        )
+        self._state.assign(table, write, origin=origin)
+
+    def _delete(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+        table = self._state.table(record.delete.table_id)
+        self._state.delete(table, arrays.take_ids(arrays.rest(8)), origin=origin)
+
+    def _clear_moments(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+        table = self._state.table(record.clear_moments.table_id)
+        self._state.clear_moments(table, arrays.take_ids(arrays.rest(8)), origin=origin)
+
+    def _install(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+        self._state.install([table_from_info(info, self._make_records) for info in record.install.tables])
+
+    def _steps(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+        self._state.raise_steps({step.table_id: step.table_step for step in record.steps.steps})
+
+    def _open(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+        message = record.open
+        if message.forgotten_client_id:
+            self._state.clients.forget([message.forgotten_client_id])
+        self._state.clients.add(message.client_id, heartbeats=message.heartbeats)
+        self._state.change_number += 1
+
+    def _end(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+        self._state.end_client(record.end.client_id, settled=record.end.settled)
+
+    def _forget(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+        self._state.clients.forget(record.forget.client_ids)
+        self._state.change_number += 1
+
+
+def read_factors(message: journal_pb2.StepFactors) -> Factors:
+    """Converts a step's factors; a protobuf float is exactly a float32."""
+    return Factors(
+        c1=message.c1,
+        c2=message.c2,
+        s=message.s,
+        d=message.d,
+        eps=message.eps,
+        weight_decay=message.weight_decay,
+        unscale=message.unscale,
+        divisor=message.divisor,
+        maximize=message.maximize,
+        decoupled=message.decoupled,
+    )
+
+
+def _origin(record: journal_pb2.JournalRecord) -> Origin | None:
+    if not record.HasField("origin"):
+        return None
+    return Origin(record.origin.client_id, record.origin.number, record.origin.digest)
+
+
+def _check_steps(record: journal_pb2.JournalRecord, steps: dict[int, int]) -> None:
+    recorded = {step.table_id: step.table_step for step in record.close.steps}
+    if recorded != steps:
+        raise JournalDamaged(f"change {record.change_number} closed a number with steps {recorded}, replayed they are {steps}")
