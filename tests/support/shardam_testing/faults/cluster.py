@@ -55,6 +55,7 @@ class FaultCluster:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._unexpected: list[str] = []
+        self._held: set[int] = set()
         self._keeper = threading.Thread(target=self._keep, name="keeper of shards", daemon=True)
 
     @property
@@ -106,6 +107,16 @@ class FaultCluster:
             process.send_signal(number)
             return True
 
+    @contextlib.contextmanager
+    def held_down(self, index: int) -> Iterator[None]:
+        """Kills a shard and does not start it again within the block."""
+        self._held.add(index)
+        try:
+            assert self.kill(index), f"shard {index} was not alive"
+            yield
+        finally:
+            self._held.discard(index)
+
     def check(self) -> None:
         """Checks that no shard has ended but by SIGKILL.
 
@@ -126,7 +137,7 @@ class FaultCluster:
 
     def _keep(self) -> None:
         while not self._stopping.wait(RESTART_DELAY_S):
-            for index in range(self.num_shards):
+            for index in set(range(self.num_shards)) - self._held:
                 with self._lock:
                     status = self._current[index].process.poll()
                     if status is None:

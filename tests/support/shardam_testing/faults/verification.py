@@ -7,8 +7,8 @@ from pathlib import Path
 
 from shardam_proto.errors import JournalDamaged
 from shardam_testing.faults.cluster import FaultCluster
-from shardam_testing.faults.comparison import RUN_FIELDS, differences, joined
-from shardam_testing.faults.live import read_table
+from shardam_testing.faults.comparison import RUN_FIELDS, differences
+from shardam_testing.faults.live import read_rows, read_table
 from shardam_testing.faults.oracle import Oracle
 from shardam_testing.faults.oracle_table import TableRows
 from shardam_testing.faults.sequence import TABLES
@@ -74,9 +74,7 @@ def read_oracles(cluster: FaultCluster) -> list[Oracle] | None:
 
 def all_rows(cluster: FaultCluster) -> dict[str, TableRows]:
     """Returns the rows of every table over all shards."""
-    with cluster.clients() as clients:
-        tables = {spec.name: clients[0].info(spec.name) for spec in TABLES}
-        return {name: joined([read_table(client, table) for client in clients]) for name, table in tables.items()}
+    return read_rows(cluster.view())
 
 
 def run_differences(expected: dict[str, TableRows], got: dict[str, TableRows]) -> list[str]:

@@ -24,9 +24,7 @@ import shardam
 from shardam._push_checks import merged_gradient
 from shardam.errors import ShardamError
 from shardam_testing.faults.sequence import NUM_IDS, TABLES, Assign, Change, Delete, Push, make_change
-
-FAILED = 3
-"""Exit status of a worker whose client raised."""
+from shardam_testing.faults.workers import FAILED
 
 
 class Progress:

@@ -16,6 +16,9 @@ from shardam_testing.waiting import wait_for
 SUPPORT = Path(__file__).resolve().parents[2]
 """Folder that holds this package; only pytest knows it by itself."""
 
+FAILED = 3
+"""Exit status of a worker whose client raised."""
+
 MAX_IN_FLIGHT = 32
 """Numbers that one client may have in flight (PROTOCOL.md, section 4)."""
 
