@@ -101,6 +101,6 @@ def _complete(cluster: FaultCluster, before: ClusterView) -> bool:
     """Whether Redis has what it had, down to addresses and schemas."""
     after = cluster.view()
     with contextlib.closing(cluster.valkey.client()) as client:
-        names = {name.decode() for name in client.hkeys(Keys("test").tables)}
+        names = set(client.hkeys(Keys("test").tables))
     same = (after.entry, after.route_map, after.shards) == (before.entry, before.route_map, before.shards)
-    return same and names == {spec.name for spec in TABLES}
+    return same and names == {spec.name.encode() for spec in TABLES}

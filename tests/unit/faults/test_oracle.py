@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from shardam_testing.faults.comparison import differences
+from shardam_testing.faults.comparison import RUN_FIELDS, differences
+from shardam_testing.faults.fault_free import expected_rows
 from shardam_testing.faults.oracle import Oracle
 from shardam_testing.faults.oracle_table import TableRows
 from shardam_testing.faults.sequence import TABLES, Assign, Change, Delete, make_change
@@ -176,3 +177,14 @@ def test_a_single_other_bit_is_a_difference() -> None:
     assert differences(rows, rows) == []
     found = differences(rows, other)
     assert [line.split(":")[0] for line in found] == ["exp_avg", "step"]
+
+
+def test_a_sequence_through_numpy_alone_gives_the_bits_of_a_shard() -> None:
+    trained = Trained()
+    trained.open(CLIENT)
+    for number in range(1, 151):
+        trained.change(CLIENT, number, make_change(5, number))
+    tables = {spec.name: trained.table(spec.name).schema_info(with_step=True) for spec in TABLES}
+    expected = expected_rows(5, 150, tables)
+    for spec in TABLES:
+        assert differences(expected[spec.name], trained.rows(spec.name), RUN_FIELDS) == []

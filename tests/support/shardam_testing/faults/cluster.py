@@ -18,7 +18,7 @@ from shardam_testing.processes import ShardProcess, Shards, Valkey, free_port, r
 from shardam_testing.raw_client import RawClient, raw_client
 from shardam_testing.waiting import wait_for
 
-SHRUNK = {"lease-s": "0.5", "client-lease-s": "2", "drain-s": "5", "redis-timeout-s": "1"}
+SHRUNK = {"lease-s": "0.5", "client-lease-s": "4", "drain-s": "5", "redis-timeout-s": "1"}
 """Waits of a cluster under faults: leases so short that ten of them fit into a test."""
 
 RESTART_DELAY_S = 0.1

@@ -19,6 +19,9 @@ from shardam_testing.faults.workers import Worker
 POLL_S = 0.005
 """How often moments are looked at: less than a push at the pace of the tests."""
 
+MANY = 1_000_000
+"""Changes of a worker that trains until it is told to end."""
+
 FINISH_TIMEOUT_S = 120.0
 """A plan that takes longer hangs."""
 
@@ -64,6 +67,14 @@ class KillWorker:
 
 
 @dataclasses.dataclass(frozen=True)
+class StartWorker:
+    """One more worker, which no count knows."""
+
+    seed: int
+    pace_s: float
+
+
+@dataclasses.dataclass(frozen=True)
 class StopWorker:
     """SIGSTOP, and SIGCONT after a while."""
 
@@ -105,7 +116,8 @@ class CutAll:
     shard: int
 
 
-Action = KillShard | StopShard | KillWorker | StopWorker | KillRedis | StopRedis | FlushRedis | Network | CutAll
+RedisAction = KillRedis | StopRedis | FlushRedis
+Action = KillShard | StopShard | KillWorker | StartWorker | StopWorker | RedisAction | Network | CutAll
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +230,8 @@ class Injector:
                     self._worker(index).stop()
                     self._note("stop worker", f"worker {index}", f"{seconds:g} s")
                     self._later(seconds, action)
+            case StartWorker(seed, pace_s):
+                cluster.workers.start(seed, MANY, pace_s=pace_s)
             case Network(shard, fault):
                 cluster.proxies[shard].arm(fault)
             case CutAll(shard):
@@ -226,7 +240,7 @@ class Injector:
                 return self._act_on_redis(action)
         return True
 
-    def _act_on_redis(self, action: KillRedis | StopRedis | FlushRedis) -> bool:
+    def _act_on_redis(self, action: RedisAction) -> bool:
         valkey = self._cluster.valkey
         if any(isinstance(undo, (KillRedis, StopRedis)) for _, undo in self._undo):
             return False  # it is away already

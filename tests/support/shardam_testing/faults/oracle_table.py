@@ -104,7 +104,7 @@ class OracleTable:
     def _row_steps(self, row_ids: Int64s, push: journal_pb2.TablePush, values: RecordedRows) -> tuple[Int64s, Float32s]:
         """Returns each row's step and s as recorded, after a check that they are the next ones."""
         by_id = np.argsort(row_ids)
-        expected = np.array([self._rows[row_id].row_step + 1 for row_id in row_ids[by_id].tolist()], np.int64)
+        expected = self.next_row_steps(row_ids)
         assert np.array_equal(values.steps, expected), f"table {self.spec.name}: row steps {values.steps}, not {expected}"
         assert np.array_equal(values.factors, row_step_factors(_options(push.options), expected)), "s of rows"
         steps, s = np.empty(row_ids.size, np.int64), np.empty(row_ids.size, np.float32)
@@ -154,6 +154,13 @@ class OracleTable:
         return np.array([self._rows[row_id].slot for row_id in row_ids.tolist()], np.int64)
 
     # -- reads
+
+    def next_row_steps(self, row_ids: Int64s) -> Int64s:
+        """Returns the steps to which a push takes the rows it touches, by ascending id; none in table step mode."""
+        if self.spec.step == "table":
+            return np.zeros(0, np.int64)
+        distinct = [row_id for row_id in np.unique(row_ids).tolist() if row_id != self.spec.padding_idx]
+        return np.array([self._rows[row_id].row_step + 1 if row_id in self._rows else 1 for row_id in distinct], np.int64)
 
     def rows(self) -> TableRows:
         """Returns all rows."""

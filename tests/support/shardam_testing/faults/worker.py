@@ -4,7 +4,8 @@ Usage: python -m shardam_testing.faults.worker --url URL --seed N --count N --pr
 
 Lines of the progress file are JSON objects: {"client": hex}, {"sent": number} before a change is handed to the client,
 {"acknowledged": number} once it and all before it have been answered by every shard, {"pulled": digest, "at": number},
-{"error": class, "reason": ..., "message": ...} and {"done": number}. A killed worker loses no line that it has written.
+{"error": class, "reason": ..., "message": ...} and {"done": number}. A killed worker loses no line that it has written; at
+SIGTERM it ends after the present change, as if it had been its last one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import sys
-import time
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -94,20 +96,24 @@ class Trainer:
         return hashlib.blake2b(weights.tobytes(), digest_size=8).hexdigest()
 
 
-def train(cluster: shardam.Cluster, arguments: argparse.Namespace, progress: Progress) -> None:
-    """Makes all changes of the sequence."""
+def train(cluster: shardam.Cluster, arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
+    """Makes the changes of the sequence, all or until it is told to stop; returns how many."""
     trainer = Trainer(cluster, arguments.seed, arguments.large_rows)
-    for number in range(1, arguments.count + 1):
+    number = 0
+    while number < arguments.count and not stop.is_set():
+        number += 1
         progress.note(sent=number)
-        wait = number % arguments.in_flight == 0 or number == arguments.count
+        wait = number % arguments.in_flight == 0
         if trainer.make(number, wait=wait):
             progress.note(acknowledged=number)
         if number % arguments.pull_every == 0:
             digest = trainer.pull(number)
             progress.note(acknowledged=number)
             progress.note(pulled=digest, at=number)
-        if arguments.pace_s:
-            time.sleep(arguments.pace_s)
+        stop.wait(arguments.pace_s)
+    trainer.wait()
+    progress.note(acknowledged=number)
+    return number
 
 
 def main() -> int:
@@ -124,15 +130,16 @@ def main() -> int:
     parser.add_argument("--large-rows", type=int, default=0)
     parser.add_argument("--shard-timeout-s", type=float, default=120.0)
     arguments = parser.parse_args()
-    progress = Progress(arguments.progress)
+    progress, stop = Progress(arguments.progress), threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     try:
         with shardam.connect(arguments.url, cluster=arguments.cluster, shard_timeout_s=arguments.shard_timeout_s) as cluster:
             progress.note(client=cluster._session.client_id.hex())
-            train(cluster, arguments, progress)
+            count = train(cluster, arguments, progress, stop)
     except ShardamError as error:
         progress.note(error=type(error).__name__, reason=error.reason, message=error.message)
         return FAILED
-    progress.note(done=arguments.count)
+    progress.note(done=count)
     return 0
 
 

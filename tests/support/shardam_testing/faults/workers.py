@@ -66,6 +66,7 @@ class Worker:
 
     Attributes:
         name: "worker I".
+        seed: of its sequence.
         process: its process.
         progress: its progress file.
         log: its output.
@@ -73,6 +74,7 @@ class Worker:
     """
 
     name: str
+    seed: int
     process: subprocess.Popen[bytes]
     progress: Path
     log: Path
@@ -105,6 +107,11 @@ class Worker:
         self.killed = True
         self.process.kill()
         self.process.wait()
+
+    def end(self) -> None:
+        """Asks it to end after its present change."""
+        if self.alive:
+            self.process.terminate()
 
     def stop(self) -> None:
         """Stops it by SIGSTOP."""
@@ -167,7 +174,7 @@ class Workers:
                 stdout=stream,
                 stderr=stream,
             )
-        worker = Worker(name, process, progress, log)
+        worker = Worker(name, seed, process, progress, log)
         self.started.append(worker)
         return worker
 
