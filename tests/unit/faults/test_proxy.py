@@ -233,3 +233,16 @@ def test_the_answer_of_a_unary_call_is_swallowed_only_if_asked_for() -> None:
             unary(b"two", timeout=HANG_S)
         armed.wait(HANG_S)
         assert received == [b"one", b"two"]
+
+
+def test_swallowing_begins_with_an_answer_of_its_kind_and_ends_by_itself_when_no_other_comes() -> None:
+    with grpc_echo() as (port, _), FaultProxy("echo", port) as proxy, grpc.insecure_channel(proxy.address) as channel:
+        unary: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/test.Echo/Unary")
+        armed = proxy.arm(Swallow(answers=5, seconds=0.05))
+        assert unary(b"one", timeout=HANG_S, wait_for_ready=True) == b"one"
+        with echo_stream(channel) as (messages, replies):
+            messages.put(b"two")
+            with pytest.raises(grpc.RpcError):
+                next(replies)
+            armed.wait(HANG_S)
+        assert [fired.detail for fired in proxy.fired] == ["1 answers"]

@@ -64,16 +64,18 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class Swallow:
-    """Requests arrive, their answers do not: a connection's replies are discarded, and after so many answers it is cut.
+    """Requests arrive, their answers do not: an answer and all replies after it are discarded, then the connection is cut.
 
     Attributes:
-        answers: messages of replies that are lost; it fires with the last of them.
+        answers: messages of replies that are lost before the cut, at most.
         calls: whose answers count: "streams" = of calls whose request side is open (a worker's Exchange), "all" = of any.
+        seconds: time from the first lost answer to the cut, at most: a client that waits for that answer sends nothing more.
         reset: as Cut.
     """
 
     answers: int = 1
     calls: Literal["streams", "all"] = "streams"
+    seconds: float = 0.3
     reset: bool = True
 
 

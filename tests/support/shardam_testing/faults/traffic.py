@@ -114,6 +114,11 @@ class Traffic:
         """Returns the fault that discards replies now."""
         return next((armed for armed in self._armed if isinstance(armed.fault, Swallow)), None)
 
+    def take_swallow(self, armed: ArmedFault) -> ArmedFault:
+        """Takes a fault that has begun on one connection, so that no other begins it."""
+        self._armed.remove(armed)
+        return armed
+
     def count(self, direction: Direction, num_bytes: int) -> None:
         """Counts bytes that go a way."""
         self.bytes_seen[direction] += num_bytes
@@ -199,16 +204,32 @@ class Connection:
             self._answers.pass_requests(piece)
         else:
             of_all, of_streams = self._answers.pass_replies(piece)
-            self._swallow = self._swallow or self._traffic.swallow()
-            if self._swallow is not None and isinstance(self._swallow.fault, Swallow):
-                fault = self._swallow.fault
-                self._num_swallowed += of_all if fault.calls == "all" else of_streams
-                if self._num_swallowed >= fault.answers:
-                    self._traffic.settle(self._swallow, f"{self._num_swallowed} answers")
-                    self.end(reset=fault.reset)
+            if self._discards(of_all, of_streams):
                 return
         writer.write(piece)
         await writer.drain()
+
+    def _discards(self, of_all: int, of_streams: int) -> bool:
+        """Returns whether a piece of replies with so many answers is discarded."""
+        armed = self._swallow or self._traffic.swallow()
+        if armed is None or not isinstance(armed.fault, Swallow):
+            return False
+        num_answers = of_all if armed.fault.calls == "all" else of_streams
+        if self._swallow is None:
+            if not num_answers:
+                return False
+            self._swallow = self._traffic.take_swallow(armed)
+            asyncio.get_running_loop().call_later(armed.fault.seconds, self._end_swallow)
+        self._num_swallowed += num_answers
+        if self._num_swallowed >= armed.fault.answers:
+            self._end_swallow()
+        return True
+
+    def _end_swallow(self) -> None:
+        armed = self._swallow
+        if armed is not None and isinstance(armed.fault, Swallow) and not armed.fired.is_set():
+            self._traffic.settle(armed, f"{self._num_swallowed} answers")
+            self.end(reset=armed.fault.reset)
 
     async def _act(self, armed: ArmedFault, direction: Direction) -> None:
         traffic = self._traffic
