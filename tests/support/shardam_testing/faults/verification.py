@@ -51,7 +51,11 @@ def verify(cluster: FaultCluster) -> Verified:
     cluster.heal()
     cluster.wait_ready()
     gone = {worker.noted.client_id for worker in cluster.workers.started} - {b""}
-    verified = Verified(wait_for("every client to be settled", lambda: _settled(cluster, gone), SETTLE_TIMEOUT_S))
+    settling = _Settling(cluster, gone)
+    try:
+        verified = Verified(wait_for("every client to be settled", settling.oracles, SETTLE_TIMEOUT_S))
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {settling.problem}") from error
     _compare_bits(cluster, verified)
     _compare_steps(verified)
     for worker in cluster.workers.started:
@@ -82,14 +86,28 @@ def run_differences(expected: dict[str, TableRows], got: dict[str, TableRows]) -
     return [f"{name}.{line}" for name in expected for line in differences(expected[name], got[name], RUN_FIELDS)]
 
 
-def _settled(cluster: FaultCluster, gone: set[bytes]) -> list[Oracle] | None:
-    if any(status.num_clients for status in cluster.statuses()):
-        return None
-    oracles = read_oracles(cluster)
-    if oracles is None:
-        return None
-    home = oracles[0].clients
-    return oracles if all(home[client_id].settled for client_id in gone if client_id in home) else None
+@dataclasses.dataclass
+class _Settling:
+    """Clients that are gone, until home has made their numbers equal on all shards."""
+
+    cluster: FaultCluster
+    gone: set[bytes]
+    problem: str = ""
+
+    def oracles(self) -> list[Oracle] | None:
+        """Returns every shard's oracle, or None and says why not yet."""
+        counts = [status.num_clients for status in self.cluster.statuses()]
+        if any(counts):
+            self.problem = f"open clients on the shards: {counts}"
+            return None
+        oracles = read_oracles(self.cluster)
+        if oracles is None:
+            self.problem = "the shards still change"
+            return None
+        home = oracles[0].clients
+        left = [client_id.hex() for client_id in self.gone if client_id in home and not home[client_id].settled]
+        self.problem = f"ended on home and not settled: {left}"
+        return None if left else oracles
 
 
 def _compare_bits(cluster: FaultCluster, verified: Verified) -> None:
