@@ -84,6 +84,8 @@ def test_one_worker_s_run_with_kills_and_a_broken_network_ends_with_the_bits_of_
         assert cluster.num_restarts == 3
         verified = verify(cluster)
         verified.check()
+        has_bases = [oracle.base_change_number > 0 for oracle in verified.oracles]
+        assert has_bases == [journal_limit_mib != "1024"] * num_shards
         assert run_differences(fault_free.rows, all_rows(cluster)) == []
         assert worker.noted.pulled == fault_free.pulled
         assert [oracle.clients[worker.noted.client_id].last_number for oracle in verified.oracles] == [COUNT] * num_shards
@@ -123,8 +125,9 @@ def test_several_workers_under_kills_and_a_broken_network_leave_each_shard_with_
         *(Planned(Acknowledged(0, number), Network(number % 2, Cut(2000))) for number in spread(rng, 3, 10, 180)),
         Planned(Acknowledged(0, 100), CutAll(1)),
     ]
-    with running_fault_cluster(tmp_path, num_shards, journal_limit_mib=journal_limit_mib) as cluster:
-        workers = [cluster.workers.start(100 + index, COUNT, in_flight=4 + 8 * index) for index in range(3)]
+    with running_fault_cluster(tmp_path, num_shards) as cluster:
+        workers = [cluster.workers.start(100 + index, COUNT, in_flight=4 + 8 * index) for index in range(2)]
+        workers.append(cluster.workers.start(102, COUNT, in_flight=32, large_rows=LARGE_ROWS))
         with playing(cluster, plan) as injector:
             workers[1].wait(HANG_S)
             workers.append(cluster.workers.start(200, 100, in_flight=16))
