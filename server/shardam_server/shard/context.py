@@ -19,6 +19,9 @@ from shardam_server.shard.tenure import Tenure
 
 T = TypeVar("T")
 
+CLIENT_LEASE_S = 30.0
+"""Silence after which home closes a client, unless the settings say otherwise: some missed heartbeats, not a busy moment."""
+
 
 @dataclasses.dataclass
 class ShardContext:
@@ -31,6 +34,7 @@ class ShardContext:
         metrics: counters.
         device: device that holds the rows.
         tenure: its right to act as this shard.
+        client_lease_s: silence in seconds after which home closes a client.
         serving: whether it serves.
         waiting_for: what it waits for while starting.
         address: registered gRPC address.
@@ -45,6 +49,7 @@ class ShardContext:
     metrics: ShardMetrics
     device: Device
     tenure: Tenure
+    client_lease_s: float = CLIENT_LEASE_S
     serving: shard_pb2.ServingState.ValueType = shard_pb2.SERVING_STATE_STARTING
     waiting_for: str = ""
     address: str = ""
@@ -83,13 +88,14 @@ class ShardContext:
         return self.serving == shard_pb2.SERVING_STATE_SERVING
 
     def check_serving(self, header: common_pb2.RequestHeader) -> None:
-        """Checks that the shard serves and that a request means it.
+        """Checks that the shard serves and that a request means it; notes contact with the client, whatever comes of it.
 
         Raises:
             ShardNotReady: starting, draining, or suspended until its name is confirmed (retryable).
             ShardLost: its rows are lost.
             ShardamError: as ShardIdentity.check.
         """
+        self.state.clients.touch(header.client_id)
         if self.serving == shard_pb2.SERVING_STATE_LOST:
             raise ShardLost(self.lost_message, metadata={"shard": str(self.identity.index)})
         self.tenure.check()

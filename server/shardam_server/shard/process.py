@@ -32,6 +32,8 @@ from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_lifeline
 from shardam_server.logs import configure_logging
 from shardam_server.settings import ShardSettings
+from shardam_server.shard.client_closing import ClientClosing
+from shardam_server.shard.client_liveness import ClientWatch, Silence
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.front import ShardFront
 from shardam_server.shard.home import Home
@@ -39,6 +41,7 @@ from shardam_server.shard.http_listener import HttpListener
 from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.membership import Membership
 from shardam_server.shard.metrics import ShardGauges, ShardMetrics, resident_bytes
+from shardam_server.shard.peer_directory import PeerDirectory
 from shardam_server.shard.peers import Peers
 from shardam_server.shard.records import CpuDevice, Device
 from shardam_server.shard.registration import Registration
@@ -122,6 +125,7 @@ class ShardProcess:
             metrics=ShardMetrics(settings.cluster, settings.index),
             device=device,
             tenure=Tenure(settings.lease_s),
+            client_lease_s=settings.client_lease_s,
         )
         self._shard.metrics.watch(self._gauges)
         self._registration = Registration(settings.redis, settings.cluster, settings.redis_timeout_s)
@@ -132,6 +136,8 @@ class ShardProcess:
         self._health = health_aio.HealthServicer()
         self._stop = asyncio.Event()
         self._peers = Peers(identity, settings.plain_token)
+        self._closing = ClientClosing(self._shard, self._peers, PeerDirectory(self._registration.view))
+        self._client_watch = ClientWatch(self._shard, self._closing, Silence(settings.client_lease_s))
 
     async def run(self) -> int:
         """Serves until SIGTERM, SIGINT, the end of the parent, or the loss of the name; returns the exit status."""
@@ -162,6 +168,7 @@ class ShardProcess:
         try:
             await self._membership.finish(self._peers)
             shard.serving = shard_pb2.SERVING_STATE_SERVING
+            await self._client_watch.start()
             await self._set_health(health_pb2.HealthCheckResponse.SERVING)
             logger.info("serves at %s on device %s", shard.address, shard.device.name)
             await renewal
@@ -177,7 +184,7 @@ class ShardProcess:
             raise port_refused(settings.bound_port, "--port") from error
         shard.address = settings.advertise or join_address(reachable_host(settings.host), port)
         home = Home(shard, self._registration, self._peers)
-        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(shard), self._server)
+        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(shard, self._closing), self._server)
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(shard), self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableServicer(shard, home), self._server)
         shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(shard), self._server)
@@ -211,6 +218,8 @@ class ShardProcess:
         if joined:
             await self._membership.withdraw()
         await self._server.stop(self._settings.drain_s)
+        await self._client_watch.stop()
+        await self._peers.close()
         await asyncio.to_thread(shard.sequencer.close)
         if joined:
             await self._membership.leave()
@@ -222,7 +231,7 @@ class ShardProcess:
             await self._health.set(service, status)
 
     def _gauges(self) -> ShardGauges:
-        tables = self._shard.state.tables()
+        tables, clients = self._shard.state.tables(), self._shard.state.clients
         return ShardGauges(
             {table.spec.name: (table.num_rows, table.step) for table in tables},
             queue_depth=self._shard.sequencer.queue_depth,
@@ -232,6 +241,7 @@ class ShardProcess:
                 "resident": resident_bytes(),
                 "device": self._shard.device.memory_bytes,
             },
+            clients={"open": clients.num_open, "closed": len(clients) - clients.num_open},
         )
 
 
