@@ -6,15 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from shardam_proto.registry import ClusterEntry
+from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec
-from shardam_proto.v1 import common_pb2, journal_pb2
+from shardam_proto.v1 import common_pb2, journal_pb2, shard_pb2
+from shardam_server.shard.context import ShardContext
+from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.journal.interface import Arrays, NoJournal
 from shardam_server.shard.journal.replay import Replay
+from shardam_server.shard.metrics import ShardMetrics
 from shardam_server.shard.records import CpuDevice
+from shardam_server.shard.sequencer import Sequencer
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import Table, table_from_info
+from shardam_server.shard.tenure import Tenure
 
 SEED = 77
+
+LONG_LEASE_S = 3600.0
+"""No test oversleeps it."""
 
 Record = tuple[journal_pb2.JournalRecord, bytes]
 
@@ -58,6 +68,20 @@ def make_tables(specs: Sequence[TableSpec]) -> list[Table]:
         common_pb2.TableInfo(spec=spec.to_proto(), table_id=table_id, table_seed=SEED) for table_id, spec in enumerate(specs, 1)
     ]
     return [table_from_info(info, CpuDevice(1).make_records) for info in infos]
+
+
+def shard_context(index: int, state: ShardState | None = None, *, num_shards: int = 1) -> ShardContext:
+    """Returns a shard that serves, without a network; on an event loop."""
+    shard = ShardContext(
+        identity=ShardIdentity(index, cluster=ClusterEntry("c1", num_shards, seed=0), route_map=RouteMap(1, num_shards)),
+        state=state or ShardState(CpuDevice(1)),
+        sequencer=Sequencer(),
+        metrics=ShardMetrics("c", index),
+        device=CpuDevice(1),
+        tenure=Tenure(LONG_LEASE_S),
+    )
+    shard.serving = shard_pb2.SERVING_STATE_SERVING
+    return shard
 
 
 def table_steps(state: ShardState) -> dict[int, int]:
