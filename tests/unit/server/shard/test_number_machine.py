@@ -13,8 +13,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from shardam_testing.reference_table import COMPONENTS, Float32s, Int64s, ReferenceTable
-from shardam_testing.shard_states import SEED, MemoryJournal, journaled_state, make_tables, replayed, seen, table_steps
+from shardam_testing.number_model import Model, ModelClient
+from shardam_testing.reference_table import COMPONENTS, Float32s, Int64s
+from shardam_testing.shard_states import MemoryJournal, journaled_state, make_tables, replayed, seen, table_steps
 
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.errors import NonFiniteGradient, ShardamError
@@ -44,53 +45,6 @@ rarely = st.sampled_from([True, False, False, False])
 """Whether a rule that ends a client acts: numbers should come between."""
 
 
-@dataclasses.dataclass
-class ModelClient:
-    """What section 4 says that a shard knows of a client."""
-
-    heartbeats: bool = False
-    last: int = 0
-    closed: bool = False
-    settled: bool = False
-    window: dict[int, tuple[bytes, Outcome]] = dataclasses.field(default_factory=dict)
-
-    def close_number(self, digest: bytes, outcome: Outcome) -> None:
-        self.last += 1
-        self.window[self.last] = digest, outcome
-        self.window = {number: ended for number, ended in self.window.items() if number > self.last - WINDOW}
-
-
-class Model:
-    """The rules: whom a number is taken from, which one, and what a repeat is answered."""
-
-    def __init__(self) -> None:
-        self.clients: dict[bytes, ModelClient] = {}
-        self.tables = {table_id: ReferenceTable(spec, SEED) for table_id, spec in enumerate(SPECS, 1)}
-
-    def verdict(self, client_id: bytes, number: int, digest: bytes) -> str:
-        """Returns "apply", "repeat", or the reason of the refusal."""
-        client = self.clients.get(client_id)
-        if client is None:
-            return "UNKNOWN_CLIENT"
-        if client.closed:
-            return "CLIENT_CLOSED"
-        if number > client.last:
-            return "apply" if number == client.last + 1 else "SEQUENCE_GAP"
-        if number not in client.window:
-            return "SEQUENCE_EXPIRED"
-        return "repeat" if client.window[number][0] == digest else "SEQUENCE_REUSED"
-
-    def next_number(self, client_id: bytes) -> int:
-        client = self.clients.get(client_id)
-        return 1 if client is None else client.last + 1
-
-    def step(self, table_ids: list[int]) -> dict[int, int]:
-        """Steps tables without a gradient."""
-        for table_id in table_ids:
-            self.tables[table_id].t += 1
-        return {table_id: self.tables[table_id].t for table_id in table_ids}
-
-
 def values(seed: int, num_rows: int) -> Float32s:
     return np.random.default_rng(seed).standard_normal((num_rows, 3)).astype(np.float32)
 
@@ -111,7 +65,7 @@ class NumberMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.model = Model()
+        self.model = Model(SPECS)
         self.state, self.journal = journaled_state()
         self.state.install(make_tables(SPECS))
         self.client_ids = [b"%016d" % place for place in range(NUM_CLIENTS)]
@@ -399,5 +353,5 @@ def _must_not_run_either() -> Outcome:
 
 TestNumberMachine = NumberMachine.TestCase
 TestNumberMachine.settings = settings(
-    deadline=None, derandomize=True, print_blob=True, max_examples=150, stateful_step_count=50
+    deadline=None, derandomize=True, print_blob=True, max_examples=100, stateful_step_count=50
 )
