@@ -69,7 +69,7 @@ def describe_durability(data_dir: Path | None, journal: str) -> str:
     if data_dir is None:
         return "Rows and moments live in memory only: a killed shard loses them, and so does a stop (--data-dir none)."
     promise = {
-        "off": "a stop keeps them, a killed shard loses them",
+        "off": "a stop keeps them, a killed shard loses what has changed since the last one",
         "write": "a killed shard comes back with them",
         "fsync": "a killed shard comes back with them, also after a power loss",
     }[journal]
@@ -84,10 +84,11 @@ def aftermath_of_a_kill(index: int, data_dir: Path | None, journal: str) -> str:
         data_dir: the folder; None: memory only.
         journal: off, write or fsync.
     """
-    if data_dir is not None and journal != "off":
-        return f"it restarts from its data folder in {data_dir}"
-    place = "in memory only" if data_dir is None else "in memory only (--journal off)"
-    return (
-        f"its rows and moments were {place} and are lost: it will be LOST, and serve nothing, until "
-        f"`shardam forget-shard --index {index}`"
-    )
+    if data_dir is None:
+        return (
+            "its rows and moments were in memory only and are lost: it will be LOST, and serve nothing, until "
+            f"`shardam forget-shard --index {index}`"
+        )
+    if journal == "off":
+        return "what has changed since its last clean stop is lost (--journal off); it starts with --truncate-journal only"
+    return f"it restarts from its data folder in {data_dir}"

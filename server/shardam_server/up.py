@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-from shardam_proto.registry import ShardEntry
+from shardam_proto.registry import ShardEntry, lost_shard_problem
 from shardam_server.banner import Banner
 from shardam_server.bind import check_bind, check_port_free, free_port, join_address, local_host
 from shardam_server.child_commands import ChildCommands
@@ -144,22 +144,17 @@ class _Cluster:
         Raises:
             CommandError: the remedy needs the URL of the private Redis, which only a banner in text would say.
         """
-        settings = self._settings
-        flags = f"--index {entry.index}" + ("" if settings.cluster == "default" else f" --cluster {settings.cluster}")
-        message = (
-            f"shard {entry.index} (pid {entry.pid}) is LOST: it does not have the state that the cluster knows for it, and "
-            "serves nothing. Bring its data folder back and stop and start it, or give its rows up: "
-            f"shardam forget-shard {flags}"
-        )
+        settings, problem = self._settings, lost_shard_problem(entry.index)
         if self._announced or self._private is None:
-            _log.warning("%s", message)
+            _log.warning("%s; until then it is not ready (pid %d)", problem, entry.pid)
         elif settings.as_json:
-            raise CommandError(f"{message}, while `shardam up` runs with this folder and without --json")
+            raise CommandError(f"{problem}: for that start `shardam up` with this folder and without --json")
         else:
-            _log.warning("%s", message)
+            _log.warning("%s; until then the cluster is not ready (pid %d)", problem, entry.pid)
+            cluster = "" if settings.cluster == "default" else f" --cluster {settings.cluster}"
             sys.stdout.write(
                 f"\nShard {entry.index} is LOST, and the cluster waits for it. To give its rows up, in another shell:\n"
-                f"  export SHARDAM_REDIS_URL={self._redis_url}\n  shardam forget-shard {flags}\n\n"
+                f"  export SHARDAM_REDIS_URL={self._redis_url}\n  shardam forget-shard --index {entry.index}{cluster}\n\n"
             )
             sys.stdout.flush()
 

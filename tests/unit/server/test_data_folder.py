@@ -79,7 +79,7 @@ def test_a_journal_is_truncated_until_the_shard_has_served_and_never_by_a_later_
     ("data_dir", "journal", "words"),
     [
         (None, "off", "memory only: a killed shard loses them"),
-        (FOLDER, "off", "(journal: off): a stop keeps them, a killed shard loses them"),
+        (FOLDER, "off", "(journal: off): a stop keeps them, a killed shard loses what has changed"),
         (FOLDER, "write", "(journal: write): a killed shard comes back with them"),
         (FOLDER, "fsync", "(journal: fsync): a killed shard comes back with them, also after a power loss"),
     ],
@@ -103,7 +103,7 @@ def test_the_banner_says_where_rows_live_and_what_a_kill_costs(data_dir: Path | 
             "off",
             "were in memory only and are lost: it will be LOST, and serve nothing, until `shardam forget-shard --index 3`",
         ),
-        (FOLDER, "off", "were in memory only (--journal off) and are lost"),
+        (FOLDER, "off", "since its last clean stop is lost (--journal off); it starts with --truncate-journal only"),
     ],
 )
 def test_the_death_of_a_shard_is_logged_with_what_becomes_of_its_rows(data_dir: Path | None, journal: str, words: str) -> None:
