@@ -157,15 +157,19 @@ def test_started_all_at_once_without_redis_everything_waits_and_a_restart_of_red
 
 @pytest.mark.case("C142")
 @pytest.mark.timeout(300)
-def test_a_second_replica_of_a_shard_is_refused_by_name_and_the_first_serves_on(stack: ComposeStack) -> None:
+def test_a_second_replica_of_a_shard_is_refused_by_its_volume_or_its_name_and_the_first_serves_on(stack: ComposeStack) -> None:
     for name in ("redis", "shard-0", "shard-1"):
         stack.start(name)
     for name in ("redis", "shard-0", "shard-1"):
         stack.wait_healthy(name)
-    second = stack.run_again("shard-0", {"--port": "0", "--http-port": "0"}, SHARDAM_LEASE_S="1")
-    assert second.returncode == 1
-    assert "shard 0 of cluster 'default' is already running" in second.stderr
-    assert "use another --index or --cluster" in second.stderr
+    ports = {"--port": "0", "--http-port": "0"}
+    on_another_machine = stack.run_again("shard-0", ports, SHARDAM_LEASE_S="1", SHARDAM_DATA_DIR="none")
+    assert on_another_machine.returncode == 1
+    assert "shard 0 of cluster 'default' is already running" in on_another_machine.stderr
+    assert "use another --index or --cluster" in on_another_machine.stderr
+    scaled = stack.run_again("shard-0", ports, SHARDAM_LEASE_S="1")
+    assert scaled.returncode == 1
+    assert "shard-0 is held by process" in scaled.stderr
     assert stack.is_healthy("shard-0")
     assert [stack.stop(name) for name in ("shard-1", "shard-0", "redis")] == [0, 0, 0]
 
