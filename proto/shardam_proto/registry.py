@@ -99,6 +99,7 @@ class ShardEntry:
         device: device that holds its rows, e.g. "cpu".
         pid: process id on its host.
         ready: True: it serves.
+        lost: True: it came back without the state that the cluster knows it had, and serves nothing.
     """
 
     index: int
@@ -109,6 +110,7 @@ class ShardEntry:
     device: str
     pid: int
     ready: bool
+    lost: bool = False
 
     def to_json(self) -> str:
         """Returns the value stored in Redis."""
@@ -118,6 +120,14 @@ class ShardEntry:
     def from_json(cls, text: str | bytes) -> ShardEntry:
         """Reads the value stored in Redis."""
         return cls(**json.loads(text))
+
+
+def lost_shard_problem(index: int) -> str:
+    """Says that a shard is LOST and what to do about it."""
+    return (
+        f"shard {index} is LOST: it started without the rows that the cluster knows it had. Start it with its own data folder, "
+        f"or give its rows up with `shardam forget-shard --index {index}` and train again"
+    )
 
 
 def route_map_to_json(route_map: RouteMap) -> str:

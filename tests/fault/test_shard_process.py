@@ -117,7 +117,7 @@ def test_settings_that_contradict_the_cluster_are_refused_with_the_remedy(
     with running_shards(tmp_path) as shards:
         assert shards.processes[0].terminate() == 0
         again = shards.start(0, **flags)
-        assert again.process.wait(40) == 1
+        assert again.process.wait(40) == 2
         assert message in again.log_text()
         assert "another --cluster name" in again.log_text()
 

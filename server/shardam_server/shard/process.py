@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from shardam_proto.errors import ShardamError
+from shardam_proto.errors import InvalidArgument, JournalDamaged, ShardamError, VersionMismatch
 from shardam_proto.limits import SERVER_OPTIONS
 from shardam_proto.v1 import (
     embedding_pb2,
@@ -27,7 +27,7 @@ from shardam_proto.v1 import (
     table_pb2_grpc,
 )
 from shardam_server.bind import check_bind, check_port_free, join_address, port_refused, reachable_host
-from shardam_server.command_errors import CommandError
+from shardam_server.command_errors import CommandError, UsageError
 from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_lifeline
 from shardam_server.logs import configure_logging
@@ -74,6 +74,7 @@ def run_shard(settings: ShardSettings) -> int:
     """Runs a shard until it is told to stop; returns the process's exit status.
 
     Raises:
+        UsageError: it cannot start with these settings or this state.
         CommandError: it cannot start, or another process has taken its place.
     """
     check_bind(settings.host, has_token=settings.token is not None, insecure=settings.insecure)
@@ -86,6 +87,8 @@ def run_shard(settings: ShardSettings) -> int:
         logger.info("%s", choice.reason)
     try:
         return asyncio.run(_run(settings, identity, open_device(choice.name, settings.threads)))
+    except (InvalidArgument, VersionMismatch, JournalDamaged) as error:
+        raise UsageError(error.message) from error  # tells a supervisor that no other start would end otherwise
     except ShardamError as error:
         raise CommandError(error.message) from error
 
