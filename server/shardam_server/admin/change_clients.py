@@ -154,10 +154,15 @@ class ChangeClient:
     ) -> Mapping[int, Response | ShardamError]:
         for shard, part in parts.items():
             part.header.CopyFrom(self._header(shard))
+        return self._call_all(parts, select, self._calls.timeout_s / TRIES_PER_TIMEOUT)
+
+    def _call_all(
+        self, requests: Mapping[int, Request], select: Select[Request, Response], timeout_s: float
+    ) -> Mapping[int, Response | ShardamError]:
         try:
-            return self._calls.call_many(parts, select, self._request_id, self._calls.timeout_s / TRIES_PER_TIMEOUT)
-        except ShardamError as error:  # the cluster is not known any more, so no part has an answer
-            return dict.fromkeys(parts, error)
+            return self._calls.call_many(requests, select, self._request_id, timeout_s)
+        except ShardamError as error:  # the cluster is not known any more, or this process ends: there is no answer
+            return dict.fromkeys(requests, error)
 
     def _header(self, shard: int) -> common_pb2.RequestHeader:
         opened = self._opened[shard]
@@ -169,7 +174,7 @@ class ChangeClient:
         """Uses the number up where it was refused. A failure is only logged: no number follows."""
         kind = embedding_pb2.CLOSE_KIND_VOID if applied_elsewhere else embedding_pb2.CLOSE_KIND_SKIP
         requests = {shard: embedding_pb2.CloseNumberRequest(header=self._header(shard), kind=kind) for shard in shards}
-        outcomes = self._calls.call_many(requests, lambda stubs: stubs.embedding.CloseNumber, self._request_id)
+        outcomes = self._call_all(requests, lambda stubs: stubs.embedding.CloseNumber, self._calls.timeout_s)
         for shard, outcome in outcomes.items():
             if isinstance(outcome, ShardamError):
                 logger.warning("shard %d did not close the number of a refused change: %s", shard, outcome.message)
@@ -179,10 +184,7 @@ class ChangeClient:
         header = common_pb2.RequestHeader(client_id=self._client_id)
         requests = {shard: embedding_pb2.LeaveRequest(header=header) for shard in self._shards}
         timeout_s = min(LEAVE_TIMEOUT_S, self._calls.timeout_s)
-        try:
-            outcomes = self._calls.call_many(requests, lambda stubs: stubs.embedding.Leave, self._request_id, timeout_s)
-        except ShardamError as error:
-            outcomes = dict.fromkeys(requests, error)
+        outcomes = self._call_all(requests, lambda stubs: stubs.embedding.Leave, timeout_s)
         for shard, outcome in outcomes.items():
             if isinstance(outcome, ShardamError):
                 logger.info("shard %d could not be told that a change's client leaves: %s", shard, outcome.message)

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from shardam_proto.errors import REASONS, ShardamError
+from shardam_proto.errors import REASONS, ShardamError, ShardNotReady
 from shardam_server.admin.bodies import explain_content_type, explain_malformed, explain_unreadable
 from shardam_server.admin.encoding import Json, JsonResponse
 
@@ -136,6 +136,11 @@ def problem_of_validation(errors: Sequence[Mapping[str, object]]) -> Problem:
 def internal_problem(request_id: str) -> Problem:
     """Returns the answer for an error nobody foresaw; the log has the rest under the request id."""
     return Problem(500, "INTERNAL", f"an unexpected error; the admin API's log has it under request id {request_id}")
+
+
+def ending_problem() -> Problem:
+    """Returns the answer for a request that was not there whole when the time to finish it was over."""
+    return problem_of(ShardNotReady("the admin API ends; send the request to another one, or again once it has started"))
 
 
 def install(app: FastAPI) -> None:

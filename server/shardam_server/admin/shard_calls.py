@@ -194,7 +194,7 @@ class ShardCalls:
             try:
                 outcomes.append(future.result())
             except grpc.RpcError as error:
-                outcomes.append(_name_own_token(translate(error, peer), peer))
+                outcomes.append(_name_own_token(translate(error, peer)))
             except grpc.FutureCancelledError as error:  # grpc's word for a call that the shard or close() ended
                 message = f"{peer} ended the call ({error}); send it again"
                 outcomes.append(ShardUnreachable(message, metadata={"shard": str(shard)}))
@@ -229,13 +229,13 @@ class ShardCalls:
             return stubs
 
 
-def _name_own_token(error: ShardamError, peer: str) -> ShardamError:
+def _name_own_token(error: ShardamError) -> ShardamError:
     """Says whose token a shard refused: the caller's own was found right before the call."""
     if error.reason != "BAD_TOKEN":
         return error
     return BadToken(
-        f"{peer} refused the admin API's own token, not the caller's: start `shardam admin` with the SHARDAM_TOKEN that the "
-        "shards were started with",
+        "the shards refuse the admin API's own token, not the caller's: start `shardam admin` with the SHARDAM_TOKEN that "
+        "they were started with",
         metadata=error.metadata,
     )
 
