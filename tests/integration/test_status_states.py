@@ -12,7 +12,6 @@ import pytest
 from shardam_testing.fake_shards import FakeCluster, running_fake_shards
 from shardam_testing.processes import Valkey, clean_environment, running_valkey
 
-from shardam_proto.registry import Keys, route_map_to_json
 from shardam_proto.v1 import shard_pb2
 
 
@@ -25,13 +24,8 @@ def valkey() -> Iterator[Valkey]:
 @pytest.fixture
 def shards(valkey: Valkey) -> Iterator[FakeCluster]:
     """Two shards that serve with a journal, registered as cluster `test`."""
-    keys = Keys("test")
     with running_fake_shards(2) as cluster, contextlib.closing(valkey.client()) as connection:
-        assert cluster.view.entry is not None
-        connection.set(keys.cluster_entry, cluster.view.entry.to_json())
-        connection.set(keys.route_map, route_map_to_json(cluster.route_map))
-        for index, entry in cluster.registered.items():
-            connection.set(keys.shard(index), entry.to_json())
+        cluster.register(connection)
         for shard in cluster.shards:
             shard.status = shard_pb2.GetStatusResponse(
                 journal_mode=shard_pb2.JOURNAL_MODE_WRITE,

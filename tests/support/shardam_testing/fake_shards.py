@@ -10,11 +10,12 @@ from concurrent import futures
 import grpc
 import numpy as np
 import numpy.typing as npt
+import redis
 
 from shardam_proto.channels import TOKEN_KEY
 from shardam_proto.errors import DETAILS_KEY, BadToken, ShardamError, ShardLost, ShardNotReady, UnknownTable, pack_status
 from shardam_proto.limits import SERVER_OPTIONS
-from shardam_proto.registry import ClusterEntry, ClusterView, ShardEntry
+from shardam_proto.registry import ClusterEntry, ClusterView, Keys, ShardEntry, route_map_to_json
 from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2, row_pb2, row_pb2_grpc, shard_pb2, shard_pb2_grpc, table_pb2, table_pb2_grpc
@@ -234,6 +235,15 @@ class FakeCluster:
         with np.errstate(invalid="ignore"):
             row = FakeRow(values, values, values * values, change_number)
         shard.rows[shard.tables[table].table_id, row_id] = row
+
+    def register(self, connection: redis.Redis, name: str = "test") -> None:
+        """Writes the view into Redis, without leases: as a cluster of this name other processes find the shards."""
+        assert self.view.entry is not None
+        keys = Keys(name)
+        connection.set(keys.cluster_entry, self.view.entry.to_json())
+        connection.set(keys.route_map, route_map_to_json(self.route_map))
+        for index, entry in self.registered.items():
+            connection.set(keys.shard(index), entry.to_json())
 
     def move(self, index: int) -> None:
         """Stops a shard's server and starts it on another port; the view is not told (see `registered`)."""
