@@ -16,6 +16,7 @@ from shardam_proto.channels import TOKEN_KEY
 from shardam_proto.errors import DETAILS_KEY, BadOption, BadToken, ShardamError, pack_status
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.metrics import ShardMetrics
+from shardam_server.shard.turns import Turns
 from shardam_server.tokens import bearer_matches
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class ShardFront(grpc.aio.ServerInterceptor):
     def __init__(self, metrics: ShardMetrics, token: str | None) -> None:
         self._metrics = metrics
         self._token = token
+        self._turns = Turns()
 
     async def intercept_service(
         self,
@@ -80,7 +82,7 @@ class ShardFront(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(
             cast(Callable[..., Response], call),
             request_deserializer=_caught(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
+            response_serializer=_unless_encoded(handler.response_serializer),
         )
 
     def _streaming(
@@ -123,11 +125,12 @@ class ShardFront(grpc.aio.ServerInterceptor):
         self._metrics.received_bytes.inc(request.ByteSize())
         try:
             response = await inner(request, context)
+            await self._turns.take(encoded_size(response))
         except (Exception, asyncio.CancelledError) as failure:
             if is_cancelled(failure):
                 raise
             return await _abort(context, explain(failure, method, _request_id(request), self._metrics))
-        self._metrics.sent_bytes.inc(response.ByteSize())
+        self._metrics.sent_bytes.inc(encoded_size(response))
         self._metrics.observe(method.rpartition("/")[2], time.perf_counter() - start)
         return response
 
@@ -144,6 +147,22 @@ def _caught(decode: Callable[[bytes], Request] | None) -> Callable[[bytes], Requ
             return cast(Request, error)
 
     return decode_or_not
+
+
+def _unless_encoded(encode: Callable[[Response], bytes] | None) -> Callable[[Response], bytes]:
+    """Returns an encoder that passes on what a handler has encoded itself."""
+
+    def encode_or_pass(message: Response) -> bytes:
+        if isinstance(message, bytes) or encode is None:
+            return cast(bytes, message)
+        return encode(message)
+
+    return encode_or_pass
+
+
+def encoded_size(message: Message | bytes) -> int:
+    """Returns the bytes that a message has on the wire."""
+    return len(message) if isinstance(message, bytes) else message.ByteSize()
 
 
 def is_cancelled(failure: BaseException) -> bool:
@@ -173,7 +192,7 @@ def _with_behavior(
     return make(
         cast(Callable[..., Response], behavior),  # the stubs know only blocking handlers
         request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
+        response_serializer=_unless_encoded(handler.response_serializer),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from shardam_server.shard.chunks import MAX_RESERVED_BYTES, OpenParts
 from shardam_server.shard.parking import MAX_PARKED, Parking
+from shardam_server.shard.turns import Turns
 
 
 class Streams:
@@ -20,12 +21,14 @@ class Streams:
     Attributes:
         parking: places for requests that wait.
         open_parts: parts that arrive in chunks.
+        turns: of their large answers.
         num_open: how many streams are open.
     """
 
     def __init__(self, max_parked: int = MAX_PARKED, max_reserved_bytes: int = MAX_RESERVED_BYTES) -> None:
         self.parking = Parking(max_parked)
         self.open_parts = OpenParts(max_reserved_bytes)
+        self.turns = Turns()
         self.num_open = 0
         self._draining = asyncio.Event()
 

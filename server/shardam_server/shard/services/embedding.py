@@ -55,16 +55,14 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
             num_shards=shard.identity.require_route_map().num_shards,
         )
 
-    async def Pull(  # noqa: N802 - the service's name
+    async def Pull(  # type: ignore[override]  # noqa: N802 - the service's name; the answer is encoded already
         self,
         request: embedding_pb2.PullRequest,
         context: grpc.aio.ServicerContext[embedding_pb2.PullRequest, embedding_pb2.PullResponse],
-    ) -> embedding_pb2.PullResponse:
+    ) -> bytes:
         """Reads weights; creates nothing."""
         self._shard.check_serving(request.header)
-        response = embedding_pb2.PullResponse()
-        await self._pulls.fill(request, response)
-        return response
+        return await self._pulls.read(request)
 
     async def Push(  # noqa: N802 - the service's name
         self,

@@ -20,7 +20,7 @@ from shardam_proto.errors import BadOption, ShardamError, ShardNotReady, ShardUn
 from shardam_proto.v1 import common_pb2, embedding_pb2, shard_pb2
 from shardam_server.shard.chunks import ChunkedPart
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.front import explain, is_cancelled
+from shardam_server.shard.front import encoded_size, explain, is_cancelled
 from shardam_server.shard.parking import Window
 from shardam_server.shard.services.exchange_chunks import StreamChunks, is_chunk
 from shardam_server.shard.services.pulls import Pulls
@@ -29,8 +29,8 @@ from shardam_server.shard.services.row_changes import RowChanges
 
 logger = logging.getLogger(__name__)
 
-Answer = Callable[[], Awaitable[embedding_pb2.ExchangeResponse]]
-"""Waits for a request's answer."""
+Answer = Callable[[], Awaitable[embedding_pb2.ExchangeResponse | bytes]]
+"""Waits for a request's answer, encoded or not."""
 
 METHOD_OF_KIND = {"pull": "Pull", "push": "Push"}
 """Kinds of requests whose duration is measured, by the name of the unary call."""
@@ -50,13 +50,13 @@ class ExchangeWork:
     pushes: Pushes
     row_changes: RowChanges
 
-    def apply(self, message: embedding_pb2.ExchangeRequest) -> embedding_pb2.ExchangeResponse:
+    def apply(self, message: embedding_pb2.ExchangeRequest, request_id: int) -> embedding_pb2.ExchangeResponse:
         """Applies a change that came as one message; on the sequencer's thread.
 
         Raises:
             ShardamError: it is refused; nothing has changed.
         """
-        answer = embedding_pb2.ExchangeResponse()
+        answer = embedding_pb2.ExchangeResponse(request_id=request_id)
         match message.WhichOneof("request"):
             case "push":
                 answer.push.CopyFrom(self.pushes.apply(PushPart.of_message(message.push)))
@@ -78,7 +78,8 @@ class ExchangeWork:
         Raises:
             ShardamError: it is refused; nothing has changed.
         """
-        return embedding_pb2.ExchangeResponse(push=self.pushes.apply(PushPart.of_chunks(part)))
+        push = self.pushes.apply(PushPart.of_chunks(part))
+        return embedding_pb2.ExchangeResponse(request_id=part.head.header.request_id, push=push)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,9 +141,9 @@ class ExchangeStream:
                     # What is read from here on is refused as NOT_READY; a client that goes on sending must not hold this up.
                     self._chunks.refuse(ShardNotReady(f"shard {self._shard.identity.index} is draining; send the part again"))
                     await self._answered()
-                    reading.cancel()
+                stopped = not reading.done() and reading.cancel()
                 await self._answered()
-                if reading.done() and not reading.cancelled():
+                if not stopped:
                     reading.result()  # raises why the stream cannot be read
             finally:
                 for task in (reading, draining, *self._answers):
@@ -193,7 +194,7 @@ class ExchangeStream:
             held_bytes = message.ByteSize() + self._work.pulls.answer_bytes(message.pull)
             self._start(dataclasses.replace(asked, held_bytes=held_bytes), self._pull(message.pull))
         else:
-            self._start(asked, self._change(lambda: self._work.apply(message), message.ByteSize()))
+            self._start(asked, self._change(lambda: self._work.apply(message, asked.request_id), message.ByteSize()))
 
     def _admit_chunk(self, push: embedding_pb2.PushRequest, asked: _Asked) -> None:
         if self._chunks.is_refused(push.header):
@@ -213,16 +214,14 @@ class ExchangeStream:
         """Lets a pull read once the changes before it on this stream are applied, within its budget."""
         before = self._last_change
 
-        async def read() -> embedding_pb2.ExchangeResponse:
+        async def read() -> bytes:
             if before is not None and not before.done():
                 with self._shard.streams.parking.place():
                     await asyncio.wait({before})
                 self._shard.tenure.check()  # time has passed
-            answer = embedding_pb2.ExchangeResponse()
-            await self._work.pulls.fill(request, answer.pull)
-            return answer
+            return await self._work.pulls.read(request, on_stream=True)
 
-        async def read_in_time() -> embedding_pb2.ExchangeResponse:
+        async def read_in_time() -> bytes:
             budget_s = request.header.budget_s
             try:
                 async with asyncio.timeout(budget_s or None):
@@ -265,17 +264,17 @@ class ExchangeStream:
                 raise
             error = explain(failure, f"Exchange {asked.kind}", asked.request_id, metrics)
             refusal = embedding_pb2.Refusal(reason=error.reason, message=error.message, metadata=error.metadata)
-            response = embedding_pb2.ExchangeResponse(refusal=refusal)
+            response = embedding_pb2.ExchangeResponse(request_id=asked.request_id, refusal=refusal)
         else:
             metrics.observe(METHOD_OF_KIND.get(asked.kind, asked.kind), time.perf_counter() - asked.arrived)
-        response.request_id = asked.request_id
         try:
             async with self._writing:
-                await self._context.write(response)
+                await self._shard.streams.turns.take(encoded_size(response))
+                await self._context.write(response)  # type: ignore[arg-type]  # the front sends bytes as they are
         except grpc.aio.BaseError as failure:
             logger.debug("the answer of %s could not be sent: %s", asked.kind, failure, extra={"request_id": asked.request_id})
         else:
-            metrics.sent_bytes.inc(response.ByteSize())
+            metrics.sent_bytes.inc(encoded_size(response))
 
 
 def _check_header(kind: str, header: common_pb2.RequestHeader) -> None:
