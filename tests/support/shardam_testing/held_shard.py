@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TypeVar
 
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
 
 from shardam_proto.channels import open_channel
 from shardam_proto.limits import SERVER_OPTIONS
@@ -72,6 +74,9 @@ class HeldShard:
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(self.shard), self._server)
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(self.shard), self._server)
         shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(self.shard), self._server)
+        health = health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
+        await health.set("", health_pb2.HealthCheckResponse.SERVING)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
 
@@ -104,13 +109,14 @@ class HeldShard:
         return info
 
     @contextlib.contextmanager
-    def client(self) -> Iterator[RawClient]:
-        """Opens a client of this shard."""
+    def client(self, *, opened: bool = True) -> Iterator[RawClient]:
+        """Makes a client of this shard; without its Open, which is a change, if told so."""
         entry = ShardEntry(0, self.address, "", self.identity.incarnation, self.identity.lineage, "cpu", 0, True)
         assert self.identity.cluster is not None
         with open_channel(self.address) as channel:
             client = RawClient(channel, entry, self.identity.cluster.cluster_id, 1, self.token)
-            client.open()
+            if opened:
+                client.open()
             yield client
 
     @contextlib.contextmanager

@@ -12,7 +12,6 @@ import grpc
 from shardam_proto.channels import token_metadata, translate
 from shardam_proto.errors import ShardamError, make_error
 from shardam_proto.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc, row_pb2
-from shardam_testing.waiting import wait_for
 
 Request = (
     embedding_pb2.PullRequest
@@ -44,6 +43,7 @@ class RawStream:
         self.order: list[int] = []
         self.error: ShardamError | None = None
         self.ended = threading.Event()
+        self._news = threading.Condition()
         if read:
             threading.Thread(target=self._read, daemon=True).start()
 
@@ -53,10 +53,14 @@ class RawStream:
                 assert answer.request_id not in self.answers, "a request was answered twice"
                 self.answers[answer.request_id] = answer
                 self.order.append(answer.request_id)
+                with self._news:
+                    self._news.notify_all()
         except grpc.RpcError as error:
             self.error = translate(error, "the stream")
         finally:
             self.ended.set()
+            with self._news:
+                self._news.notify_all()
 
     def send(self, request: Request) -> int:
         """Sends a request and returns its id."""
@@ -72,7 +76,9 @@ class RawStream:
         Raises:
             ShardamError: the request was refused, or the stream failed.
         """
-        wait_for(f"the answer of {request_id}", lambda: request_id in self.answers or self.ended.is_set(), timeout_s)
+        with self._news:
+            came = self._news.wait_for(lambda: request_id in self.answers or self.ended.is_set(), timeout_s)
+        assert came, f"waited {timeout_s:g} s for the answer of {request_id}"
         answer = self.answers.get(request_id)
         if answer is None:
             raise self.error or ShardamError("the stream ended without an answer")
