@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import time
@@ -15,6 +16,7 @@ from shardam_server.shard.metrics import ShardMetrics
 from shardam_server.shard.records import Device
 from shardam_server.shard.sequencer import Sequencer
 from shardam_server.shard.state import ShardState
+from shardam_server.shard.streams import Streams
 from shardam_server.shard.tenure import Tenure
 
 T = TypeVar("T")
@@ -35,6 +37,7 @@ class ShardContext:
         device: device that holds the rows.
         tenure: its right to act as this shard.
         client_lease_s: silence in seconds after which home closes a client.
+        streams: what its open streams share.
         serving: whether it serves.
         waiting_for: what it waits for while starting.
         address: registered gRPC address.
@@ -50,6 +53,7 @@ class ShardContext:
     device: Device
     tenure: Tenure
     client_lease_s: float = CLIENT_LEASE_S
+    streams: Streams = dataclasses.field(default_factory=Streams)
     serving: shard_pb2.ServingState.ValueType = shard_pb2.SERVING_STATE_STARTING
     waiting_for: str = ""
     address: str = ""
@@ -66,29 +70,51 @@ class ShardContext:
             f"folder, or give its rows up with `shardam forget-shard --index {index}` and train again"
         )
 
-    async def change(self, apply: Callable[[], T], num_bytes: int = 0) -> T:
-        """Runs a change after all that came before it, and waits until it is as safe as the journal promises.
+    def submit(self, apply: Callable[[], T], num_bytes: int = 0) -> asyncio.Future[T]:
+        """Puts a change behind all that came before it; it runs whatever becomes of the future, which is for `settle`.
 
-        Raises:
-            ShardNotReady: the shard overslept its lease; nothing was changed.
-            ShardamError: what apply raises.
+        The future raises ShardNotReady where the shard overslept its lease, and what apply raises; nothing was changed then.
+
+        Args:
+            apply: the change.
+            num_bytes: what it holds in memory until it has run.
         """
 
         def guarded() -> T:
             self.tenure.check()  # time may have passed in the queue
             return apply()
 
-        result = await self.sequencer.change(guarded, num_bytes)
+        return self.sequencer.submit(guarded, num_bytes)
+
+    async def settle(self, applied: asyncio.Future[T]) -> T:
+        """Waits until a submitted change is applied and as safe as the journal promises, and returns its result.
+
+        Raises:
+            ShardamError: as submit, and what the journal raises.
+        """
+        result = await asyncio.shield(applied)
         await self.state.journal.durable()
         return result
+
+    async def change(self, apply: Callable[[], T], num_bytes: int = 0) -> T:
+        """Submits a change and settles it.
+
+        Raises:
+            ShardamError: as settle.
+        """
+        return await self.settle(self.submit(apply, num_bytes))
 
     @property
     def is_serving(self) -> bool:
         """True once it serves and until it drains."""
         return self.serving == shard_pb2.SERVING_STATE_SERVING
 
-    def check_serving(self, header: common_pb2.RequestHeader) -> None:
+    def check_serving(self, header: common_pb2.RequestHeader, *, chunks: bool = False) -> None:
         """Checks that the shard serves and that a request means it; notes contact with the client, whatever comes of it.
+
+        Args:
+            header: of the request.
+            chunks: whether it may be one chunk of several.
 
         Raises:
             ShardNotReady: starting, draining, or suspended until its name is confirmed (retryable).
@@ -105,7 +131,7 @@ class ShardContext:
             raise ShardNotReady(
                 f"shard {self.identity.index} is {state}{reason}; try again", metadata={"shard": str(self.identity.index)}
             )
-        self.identity.check(header)
+        self.identity.check(header, chunks=chunks)
 
     def header(self, request: common_pb2.RequestHeader, last_number: int = 0) -> common_pb2.ResponseHeader:
         """Builds the header of the answer to a request."""

@@ -51,6 +51,7 @@ from shardam_server.shard.services.row import RowServicer
 from shardam_server.shard.services.shard import ShardServicer
 from shardam_server.shard.services.table import TableServicer
 from shardam_server.shard.state import ShardState
+from shardam_server.shard.streams import Streams
 from shardam_server.shard.tenure import Tenure
 
 logger = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ class ShardProcess:
             device=device,
             tenure=Tenure(settings.lease_s),
             client_lease_s=settings.client_lease_s,
+            streams=Streams(settings.max_parked, settings.max_reserved_mib * 2**20),
         )
         self._shard.metrics.watch(self._gauges)
         self._registration = Registration(settings.redis, settings.cluster, settings.redis_timeout_s)
@@ -216,6 +218,7 @@ class ShardProcess:
         shard = self._shard
         joined = shard.identity.cluster is not None
         shard.serving = shard_pb2.SERVING_STATE_DRAINING
+        shard.streams.drain()
         logger.info("drains: no new calls, %d changes to finish", shard.sequencer.queue_depth)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         if joined:
@@ -238,6 +241,10 @@ class ShardProcess:
         return ShardGauges(
             {table.spec.name: (table.num_rows, table.step) for table in tables},
             queue_depth=self._shard.sequencer.queue_depth,
+            queue_bytes=self._shard.sequencer.queue_bytes,
+            reserved_bytes=self._shard.streams.open_parts.reserved_bytes,
+            parked_requests=self._shard.streams.parking.num_parked,
+            streams=self._shard.streams.num_open,
             memory={
                 "records": sum(table.storage.record_bytes for table in tables),
                 "index": sum(table.storage.index_bytes for table in tables),

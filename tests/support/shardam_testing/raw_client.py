@@ -53,8 +53,8 @@ class RawClient:
         self.table = table_pb2_grpc.TableServiceStub(self.channel)
         self.shard = shard_pb2_grpc.ShardServiceStub(self.channel)
 
-    def header(self, number: int = 0, **changes: bytes | int | str) -> common_pb2.RequestHeader:
-        fields: dict[str, bytes | int | str | float] = {
+    def header(self, number: int = 0, **changes: bytes | float | str) -> common_pb2.RequestHeader:
+        fields: dict[str, bytes | float | str] = {
             "protocol_version": PROTOCOL_VERSION,
             "cluster_id": self.cluster_id,
             "epoch": self.epoch,
@@ -70,7 +70,7 @@ class RawClient:
     def call(self, method: UnaryCall[Request, Response], request: Request) -> Response:
         return call(method, request, timeout_s=10.0, token=self.token, peer="shard")
 
-    def open(self, *, heartbeats: bool = False, **changes: bytes | int | str) -> embedding_pb2.OpenResponse:
+    def open(self, *, heartbeats: bool = False, **changes: bytes | float | str) -> embedding_pb2.OpenResponse:
         request = embedding_pb2.OpenRequest(
             header=self.header(0, **changes),
             min_protocol_version=PROTOCOL_VERSION,
@@ -102,7 +102,7 @@ class RawClient:
         table: common_pb2.TableInfo,
         row_ids: Sequence[int],
         gradients: npt.ArrayLike,
-        **changes: bytes | int | str,
+        **changes: bytes | float | str,
     ) -> embedding_pb2.PushRequest:
         section = common_pb2.Section(table_id=table.table_id, num_rows=len(row_ids), dtype=common_pb2.DTYPE_FLOAT32)
         return embedding_pb2.PushRequest(
@@ -119,7 +119,7 @@ class RawClient:
         table: common_pb2.TableInfo,
         row_ids: Sequence[int],
         gradients: npt.ArrayLike,
-        **changes: bytes | int | str,
+        **changes: bytes | float | str,
     ) -> embedding_pb2.PushResponse:
         request = self.push_request(number, table, row_ids, gradients, **changes)
         response: embedding_pb2.PushResponse = self.call(self.embedding.Push, request)
