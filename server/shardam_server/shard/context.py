@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shardam_proto.errors import ShardLost, ShardNotReady
+from shardam_proto.registry import lost_shard_problem
 from shardam_proto.v1 import common_pb2, shard_pb2
 from shardam_server.shard.identity import ShardIdentity
+from shardam_server.shard.kept_state import KeptState
 from shardam_server.shard.metrics import ShardMetrics
 from shardam_server.shard.records import Device
 from shardam_server.shard.sequencer import Sequencer
@@ -31,8 +33,9 @@ class ShardContext:
         metrics: counters.
         device: device that holds the rows.
         tenure: its right to act as this shard.
-        serving: whether it serves.
-        waiting_for: what it waits for while starting.
+        kept: its state on disk.
+        serving: whether it serves, as far as its life cycle goes; `serving_state` has the last word.
+        waiting_for: what it waits for while starting or LOST.
         address: registered gRPC address.
         http_address: address of the metrics and health listener.
         pid: process id on its host.
@@ -45,6 +48,7 @@ class ShardContext:
     metrics: ShardMetrics
     device: Device
     tenure: Tenure
+    kept: KeptState = dataclasses.field(default_factory=KeptState)
     serving: shard_pb2.ServingState.ValueType = shard_pb2.SERVING_STATE_STARTING
     waiting_for: str = ""
     address: str = ""
@@ -55,22 +59,20 @@ class ShardContext:
     @property
     def lost_message(self) -> str:
         """What a LOST shard answers."""
-        index = self.identity.index
-        return (
-            f"shard {index} is LOST: it started without the rows that the cluster knows it had. Start it with its own data "
-            f"folder, or give its rows up with `shardam forget-shard --index {index}` and train again"
-        )
+        return lost_shard_problem(self.identity.index)
 
     async def change(self, apply: Callable[[], T], num_bytes: int = 0) -> T:
         """Runs a change after all that came before it, and waits until it is as safe as the journal promises.
 
         Raises:
             ShardNotReady: the shard overslept its lease; nothing was changed.
+            ShardLost: it has not the state that the change is meant for; nothing was changed.
             ShardamError: what apply raises.
         """
 
         def guarded() -> T:
             self.tenure.check()  # time may have passed in the queue
+            self.check_not_lost()
             return apply()
 
         result = await self.sequencer.change(guarded, num_bytes)
@@ -78,9 +80,25 @@ class ShardContext:
         return result
 
     @property
+    def serving_state(self) -> shard_pb2.ServingState.ValueType:
+        """Whether it serves now."""
+        if self.serving == shard_pb2.SERVING_STATE_SERVING and (self.tenure.suspended or self.tenure.fenced):
+            return shard_pb2.SERVING_STATE_SUSPENDED
+        return self.serving
+
+    @property
     def is_serving(self) -> bool:
-        """True once it serves and until it drains."""
-        return self.serving == shard_pb2.SERVING_STATE_SERVING
+        """True once it serves and until it drains, but for pauses beyond its lease."""
+        return self.serving_state == shard_pb2.SERVING_STATE_SERVING
+
+    def check_not_lost(self) -> None:
+        """Refuses to act without the state that the cluster knows for this shard.
+
+        Raises:
+            ShardLost: it is LOST.
+        """
+        if self.serving == shard_pb2.SERVING_STATE_LOST:
+            raise ShardLost(self.lost_message, metadata={"shard": str(self.identity.index)})
 
     def check_serving(self, header: common_pb2.RequestHeader) -> None:
         """Checks that the shard serves and that a request means it.
@@ -90,8 +108,7 @@ class ShardContext:
             ShardLost: its rows are lost.
             ShardamError: as ShardIdentity.check.
         """
-        if self.serving == shard_pb2.SERVING_STATE_LOST:
-            raise ShardLost(self.lost_message, metadata={"shard": str(self.identity.index)})
+        self.check_not_lost()
         self.tenure.check()
         if not self.is_serving:
             state = shard_pb2.ServingState.Name(self.serving).removeprefix("SERVING_STATE_").lower()
