@@ -7,7 +7,7 @@ import sys
 import redis
 
 from shardam_proto.channels import call, open_channel
-from shardam_proto.errors import StaleState
+from shardam_proto.errors import InvalidArgument, StaleState
 from shardam_proto.limits import PROTOCOL_VERSION
 from shardam_proto.registry import ClusterView, Keys, ShardEntry, connect_redis, read_cluster
 from shardam_proto.v1 import common_pb2, shard_pb2, shard_pb2_grpc
@@ -53,6 +53,8 @@ def run_forget_shard(settings: ForgetShardSettings) -> int:
             )
         except StaleState as error:
             raise CommandError(f"{error.message}: the shard has just been started again; look at `shardam status`") from error
+        except InvalidArgument as error:  # refused because of the shard's state, not because of a flag
+            raise CommandError(error.message) from error
     sys.stdout.write(_report(entry, lineages.get(entry.index), answer.header.lineage, status))
     return 0
 

@@ -28,8 +28,9 @@ return answer('held')
 """Takes or renews a name, and writes what Redis has lost in the same step, so that nobody sees a cluster without its map.
 
 KEYS: shard, cluster entry, map, lineages. ARGV: 1 the shard's entry, 2 its incarnation in it, 3 the lease in ms; 4 the
-cluster's id in 5 the cluster's entry; 6 the shard's index, 7 its lineage or '', 8 'sure' if its lineage replaces another; 9 and
-10 texts of an entry that may be replaced or ''; 11 the map or '', 12 its epoch; then pairs of index and lineage of other shards.
+cluster's id in 5 the cluster's entry; 6 the shard's index, 7 its lineage or '', 8 'sure' if its lineage replaces another;
+9 and 10 texts of an entry that may be replaced or ''; 11 the map or '', 12 its epoch; then pairs of index and lineage of other
+shards.
 """
 
 RELEASE = """

@@ -1,5 +1,6 @@
 """STAND-IN, to be replaced at merge by the store of the branch `journal`: a folder's lock, CURRENT, and a list of records."""
 
+# ruff: noqa: D102, D103
 from __future__ import annotations
 
 import dataclasses
