@@ -21,6 +21,9 @@ from shardam_server.shard.tenure import Tenure
 
 T = TypeVar("T")
 
+CLIENT_LEASE_S = 30.0
+"""Silence after which home closes a client, unless the settings say otherwise: some missed heartbeats, not a busy moment."""
+
 
 @dataclasses.dataclass
 class ShardContext:
@@ -34,6 +37,7 @@ class ShardContext:
         device: device that holds the rows.
         tenure: its right to act as this shard.
         kept: its state on disk.
+        client_lease_s: silence in seconds after which home closes a client.
         serving: whether it serves, as far as its life cycle goes; `serving_state` has the last word.
         waiting_for: what it waits for while starting or LOST.
         address: registered gRPC address.
@@ -49,6 +53,7 @@ class ShardContext:
     device: Device
     tenure: Tenure
     kept: KeptState = dataclasses.field(default_factory=KeptState)
+    client_lease_s: float = CLIENT_LEASE_S
     serving: shard_pb2.ServingState.ValueType = shard_pb2.SERVING_STATE_STARTING
     waiting_for: str = ""
     address: str = ""
@@ -101,13 +106,14 @@ class ShardContext:
             raise ShardLost(self.lost_message, metadata={"shard": str(self.identity.index)})
 
     def check_serving(self, header: common_pb2.RequestHeader) -> None:
-        """Checks that the shard serves and that a request means it.
+        """Checks that the shard serves and that a request means it; notes contact with the client, whatever comes of it.
 
         Raises:
             ShardNotReady: starting, draining, or suspended until its name is confirmed (retryable).
             ShardLost: its rows are lost.
             ShardamError: as ShardIdentity.check.
         """
+        self.state.clients.touch(header.client_id)
         self.check_not_lost()
         self.tenure.check()
         if not self.is_serving:

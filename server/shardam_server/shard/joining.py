@@ -17,7 +17,7 @@ from shardam_proto.v1 import shard_pb2
 from shardam_server.settings import ShardSettings
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.identity import random_63_bits
-from shardam_server.shard.lineages import is_lost
+from shardam_server.shard.known_lineages import is_lost
 from shardam_server.shard.membership import Membership
 from shardam_server.shard.registration import Lease, Registration, Standing
 from shardam_server.shard.renewal import RENEWALS_PER_LEASE

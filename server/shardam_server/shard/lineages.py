@@ -1,52 +1,36 @@
-"""Which state a shard may serve: lineages, and when a shard is LOST (PROTOCOL.md, sections 6 and 9).
+"""Which shards have started empty while clients were known, so that nobody closes these clients' numbers there.
 
-A lineage names a state from its first empty start on. Whoever comes back with another one, or with none, would let workers
-train on against fresh rows without noticing.
+Such a shard took over the table steps of its peers, and with them the steps of every number that these clients had pushed:
+closing the numbers there would count the steps twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-
-def is_lost(own: int | None, known: int | None, *, cluster_formed: bool) -> bool:
-    """Says whether a starting shard lacks the state that its cluster knows for it.
-
-    Args:
-        own: lineage of the state that it has recovered; None: it has none.
-        known: lineage that the cluster knows for its index, if any.
-        cluster_formed: the route map was made before this shard registered, so another life of it has served. A Redis that was
-            emptied may have forgotten the lineages, but every shard with a folder brings the map back.
-    """
-    if own is None:
-        return known is not None or cluster_formed
-    return known is not None and known != own
+from collections.abc import Iterable
 
 
 class SeenLineages:
-    """The lineages of all shards as one shard has last seen them, kept for a Redis that forgets.
+    """Lineages of other shards as home has seen them, and what their changes mean for clients."""
 
-    Args:
-        index: the shard's own index; its own lineage is known better by itself.
-    """
+    def __init__(self) -> None:
+        self._lineages: dict[int, int] = {}
+        self._given_up: dict[int, set[bytes]] = {}
 
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._seen: dict[int, int] = {}
+    def note(self, index: int, lineage: int) -> bool:
+        """Notes a shard's lineage; returns whether it had another one before."""
+        before = self._lineages.get(index, lineage)
+        self._lineages[index] = lineage
+        return before != lineage
 
-    def note(self, lineages: Mapping[int, int]) -> None:
-        """Remembers what Redis says now."""
-        self._seen.update(lineages)
+    def give_up(self, index: int, client_ids: Iterable[bytes]) -> None:
+        """Notes the clients that were known when a shard started empty."""
+        self._given_up.setdefault(index, set()).update(client_ids)
 
-    def missing_from(self, lineages: Mapping[int, int], *, without_own: bool) -> dict[int, int]:
-        """Returns what Redis does not know any more.
+    def has_given_up(self, index: int, client_id: bytes) -> bool:
+        """True: the shard started empty after this client had opened."""
+        return client_id in self._given_up.get(index, ())
 
-        Args:
-            lineages: what Redis says now.
-            without_own: leave this shard's own lineage out, because it states that itself.
-        """
-        return {
-            index: lineage
-            for index, lineage in self._seen.items()
-            if index not in lineages and not (without_own and index == self._index)
-        }
+    def forget(self, client_id: bytes) -> None:
+        """Forgets a client that is closed on all shards."""
+        for client_ids in self._given_up.values():
+            client_ids.discard(client_id)

@@ -12,7 +12,7 @@ from shardam_proto.registry import ShardEntry
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2, shard_pb2
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.lineages import SeenLineages
+from shardam_server.shard.known_lineages import KnownLineages
 from shardam_server.shard.registration import Claim, Lease, Registration, Shared, Standing
 from shardam_server.shard.table import table_from_info
 
@@ -40,7 +40,7 @@ class Membership:
         self._registration = registration
         self._lease_s = lease_s
         self._notice_map = notice_map
-        self._seen = SeenLineages(shard.identity.index)
+        self._seen = KnownLineages(shard.identity.index)
         self._calling = threading.Lock()
         self._left = False
         self.ready = False

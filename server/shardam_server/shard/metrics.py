@@ -38,6 +38,7 @@ class ShardMetrics:
         self.pushes = counter("shardam_pushes_total", "Push messages applied; repeats not counted.")
         self.rows_pulled = counter("shardam_rows_pulled_total", "Rows sent to pulls.")
         self.rows_pushed = counter("shardam_rows_pushed_total", "Gradient rows received in applied pushes.")
+        self.clients_dropped = counter("shardam_clients_dropped_total", "Clients closed because they were silent.")
         self.received_bytes = counter("shardam_received_bytes_total", "Bytes of request messages.")
         self.sent_bytes = counter("shardam_sent_bytes_total", "Bytes of response messages.")
         self.pull_seconds = histogram("shardam_pull_seconds", "Seconds from a pull's arrival to its answer.")
@@ -73,12 +74,21 @@ class ShardGauges:
         tables: table name -> (rows, step).
         queue_depth: changes waiting.
         memory: bytes by kind: records, index, resident (of the process), device (of the device's own memory).
+        clients: clients by state: open, closed (and still remembered).
     """
 
-    def __init__(self, tables: dict[str, tuple[int, int]], *, queue_depth: int, memory: dict[str, int]) -> None:
+    def __init__(
+        self,
+        tables: dict[str, tuple[int, int]],
+        *,
+        queue_depth: int,
+        memory: dict[str, int],
+        clients: dict[str, int],
+    ) -> None:
         self.tables = tables
         self.queue_depth = queue_depth
         self.memory = memory
+        self.clients = clients
 
 
 def resident_bytes() -> int:
@@ -105,4 +115,7 @@ class _GaugeCollector(Collector):
             memory.add_metric((*self._label_values, kind), size_bytes)
         depth = GaugeMetricFamily("shardam_queue_depth", "Changes that wait to be applied.", labels=LABELS)
         depth.add_metric(self._label_values, gauges.queue_depth)
-        return [rows, steps, memory, depth]
+        clients = GaugeMetricFamily("shardam_clients", "Clients remembered, by state: open, closed.", labels=(*LABELS, "state"))
+        for state, count in gauges.clients.items():
+            clients.add_metric((*self._label_values, state), count)
+        return [rows, steps, memory, depth, clients]

@@ -33,6 +33,8 @@ from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_lifeline
 from shardam_server.logs import configure_logging
 from shardam_server.settings import ShardSettings
+from shardam_server.shard.client_closing import ClientClosing
+from shardam_server.shard.client_liveness import ClientWatch, Silence
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.front import ShardFront
 from shardam_server.shard.home import Home
@@ -43,6 +45,7 @@ from shardam_server.shard.keeping import keep_bases, recover
 from shardam_server.shard.lost import LostShard
 from shardam_server.shard.membership import Membership
 from shardam_server.shard.metrics import ShardGauges, ShardMetrics, resident_bytes
+from shardam_server.shard.peer_directory import PeerDirectory
 from shardam_server.shard.peers import Peers
 from shardam_server.shard.records import CpuDevice, Device
 from shardam_server.shard.registration import Registration
@@ -127,6 +130,7 @@ class ShardProcess:
             metrics=ShardMetrics(settings.cluster, settings.index),
             device=device,
             tenure=Tenure(settings.lease_s),
+            client_lease_s=settings.client_lease_s,
         )
         shard.metrics.watch(self._gauges)
         self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[ShardFront(shard.metrics, settings.plain_token)])
@@ -147,6 +151,8 @@ class ShardProcess:
         self._lost = LostShard(
             shard, self._registration, self._membership, self._peers, lambda: self._make_state(device), self._serve
         )
+        self._closing = ClientClosing(shard, self._peers, PeerDirectory(self._registration.view))
+        self._client_watch = ClientWatch(shard, self._closing, Silence(settings.client_lease_s))
 
     def _make_state(self, device: Device) -> ShardState:
         return ShardState(device, self._settings.max_rows, self._settings.max_clients)
@@ -191,6 +197,7 @@ class ShardProcess:
     async def _serve(self) -> None:
         shard = self._shard
         shard.serving = shard_pb2.SERVING_STATE_SERVING
+        await self._client_watch.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         logger.info("serves at %s on device %s", shard.address, shard.device.name)
 
@@ -212,7 +219,7 @@ class ShardProcess:
             raise port_refused(settings.bound_port, "--port") from error
         shard.address = settings.advertise or join_address(reachable_host(settings.host), port)
         home = Home(shard, self._registration, self._peers)
-        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(shard), self._server)
+        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(shard, self._closing), self._server)
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(shard), self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableServicer(shard, home), self._server)
         shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(shard, self._lost), self._server)
@@ -248,6 +255,8 @@ class ShardProcess:
             await self._membership.withdraw()
         # A fenced shard answers nobody any more: what waits is refused by its tenure, and the connections are closed at once.
         await self._server.stop(None if shard.tenure.fenced else self._settings.drain_s)
+        await self._client_watch.stop()
+        await self._peers.close()
         await asyncio.to_thread(shard.sequencer.close)
         await asyncio.to_thread(shard.kept.close, shard.state)
         if registered:
@@ -260,7 +269,7 @@ class ShardProcess:
             await self._health.set(service, status)
 
     def _gauges(self) -> ShardGauges:
-        tables = self._shard.state.tables()
+        tables, clients = self._shard.state.tables(), self._shard.state.clients
         return ShardGauges(
             {table.spec.name: (table.num_rows, table.step) for table in tables},
             queue_depth=self._shard.sequencer.queue_depth,
@@ -270,6 +279,7 @@ class ShardProcess:
                 "resident": resident_bytes(),
                 "device": self._shard.device.memory_bytes,
             },
+            clients={"open": clients.num_open, "closed": len(clients) - clients.num_open},
         )
 
 

@@ -70,11 +70,26 @@ class RawClient:
     def call(self, method: UnaryCall[Request, Response], request: Request) -> Response:
         return call(method, request, timeout_s=10.0, token=self.token, peer="shard")
 
-    def open(self, **changes: bytes | int | str) -> embedding_pb2.OpenResponse:
+    def open(self, *, heartbeats: bool = False, **changes: bytes | int | str) -> embedding_pb2.OpenResponse:
         request = embedding_pb2.OpenRequest(
-            header=self.header(0, **changes), min_protocol_version=PROTOCOL_VERSION, max_protocol_version=PROTOCOL_VERSION
+            header=self.header(0, **changes),
+            min_protocol_version=PROTOCOL_VERSION,
+            max_protocol_version=PROTOCOL_VERSION,
+            heartbeats=heartbeats,
         )
         response: embedding_pb2.OpenResponse = self.call(self.embedding.Open, request)
+        return response
+
+    def heartbeat(self) -> embedding_pb2.HeartbeatResponse:
+        response: embedding_pb2.HeartbeatResponse = self.call(
+            self.embedding.Heartbeat, embedding_pb2.HeartbeatRequest(header=self.header())
+        )
+        return response
+
+    def leave(self) -> embedding_pb2.LeaveResponse:
+        response: embedding_pb2.LeaveResponse = self.call(
+            self.embedding.Leave, embedding_pb2.LeaveRequest(header=self.header())
+        )
         return response
 
     def create(self, *specs: TableSpec) -> list[common_pb2.TableInfo]:
@@ -133,6 +148,10 @@ class RawClient:
             self.shard.GetStatus, shard_pb2.GetStatusRequest(header=self.header(client_id=b""))
         )
         return response
+
+    def metrics(self) -> str:
+        request = shard_pb2.GetMetricsRequest(header=self.header(client_id=b""))
+        return self.call(self.shard.GetMetrics, request).text
 
     def info(self, name: str) -> common_pb2.TableInfo:
         request = table_pb2.ListTablesRequest(header=self.header(), names=[name])

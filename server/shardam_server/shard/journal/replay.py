@@ -169,7 +169,7 @@ class Replay:
         self._state.change_number += 1
 
     def _end(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
-        self._state.end_client(record.end.client_id, settled=record.end.settled)
+        self._state.end_client(record.end.client_id, settled=record.end.settled, remember=True)
 
     def _forget(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
         self._state.clients.forget(record.forget.client_ids)

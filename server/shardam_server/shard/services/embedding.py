@@ -5,13 +5,15 @@ from __future__ import annotations
 import grpc.aio
 import xxhash
 
-from shardam_proto.errors import BadOption, ShardNotReady, VersionMismatch, WrongShape
+from shardam_proto.errors import BadOption, VersionMismatch, WrongShape
 from shardam_proto.limits import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from shardam_proto.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc
+from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.clients import Origin, Outcome
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.option_messages import decode_options
 from shardam_server.shard.records import Float32s
+from shardam_server.shard.services import client_life
 from shardam_server.shard.services.decoding import check_owned, decode_sections, encode, split_rows
 from shardam_server.shard.state import read_locks
 from shardam_server.shard.table import GradientSection
@@ -22,10 +24,12 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
 
     Args:
         shard: the shard.
+        closing: closes clients on all shards, if this one is home.
     """
 
-    def __init__(self, shard: ShardContext) -> None:
+    def __init__(self, shard: ShardContext, closing: ClientClosing) -> None:
         self._shard = shard
+        self._closing = closing
 
     async def Open(  # noqa: N802 - the service's name
         self,
@@ -51,6 +55,7 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
             protocol_version=version,
             cluster_id=shard.identity.require_cluster().cluster_id,
             num_shards=shard.identity.require_route_map().num_shards,
+            client_lease_s=shard.client_lease_s,
         )
 
     async def Pull(  # noqa: N802 - the service's name
@@ -162,17 +167,21 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
             header=shard.header(header, header.number), steps=_table_steps(outcome), repeated_number=repeated
         )
 
+    async def Heartbeat(  # noqa: N802 - the service's name
+        self,
+        request: embedding_pb2.HeartbeatRequest,
+        context: grpc.aio.ServicerContext[embedding_pb2.HeartbeatRequest, embedding_pb2.HeartbeatResponse],
+    ) -> embedding_pb2.HeartbeatResponse:
+        """Notes a sign of life; on home only."""
+        return await client_life.hear(self._shard, request)
+
     async def Leave(  # noqa: N802 - the service's name
         self,
         request: embedding_pb2.LeaveRequest,
         context: grpc.aio.ServicerContext[embedding_pb2.LeaveRequest, embedding_pb2.LeaveResponse],
     ) -> embedding_pb2.LeaveResponse:
-        """Ends a client; allowed while draining, so that workers can say goodbye."""
-        if not self._shard.identity.cluster:
-            raise ShardNotReady(f"shard {self._shard.identity.index} has not joined its cluster yet; try again")
-        self._shard.identity.check(request.header)
-        await self._shard.change(lambda: self._shard.state.end_client(request.header.client_id))
-        return embedding_pb2.LeaveResponse(header=self._shard.header(request.header))
+        """Ends a client; on home on all shards."""
+        return await client_life.leave(self._shard, self._closing, request)
 
 
 def _table_steps(outcome: Outcome) -> list[common_pb2.TableStep]:

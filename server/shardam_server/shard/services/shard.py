@@ -12,6 +12,7 @@ import grpc.aio
 from shardam_proto.errors import ShardNotReady
 from shardam_proto.v1 import shard_pb2, shard_pb2_grpc
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.last_numbers import closed_numbers, end_here, settle_here
 from shardam_server.shard.lost import LostShard
 from shardam_server.shard.metrics import resident_bytes
 from shardam_server.shard.table import table_from_info
@@ -82,6 +83,33 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         tables = [table_from_info(info, shard.device.make_records) for info in request.tables]
         await shard.change(lambda: shard.state.install(tables))
         return shard_pb2.InstallTablesResponse(header=shard.header(request.header))
+
+    async def EndClient(  # noqa: N802 - the service's name
+        self,
+        request: shard_pb2.EndClientRequest,
+        context: grpc.aio.ServicerContext[shard_pb2.EndClientRequest, shard_pb2.EndClientResponse],
+    ) -> shard_pb2.EndClientResponse:
+        """Ends a client here for home, and tells how its last numbers ended."""
+        shard = self._shard
+        shard.check_serving(request.header)
+        numbers = await shard.change(lambda: end_here(shard.state, request.client_id))
+        return shard_pb2.EndClientResponse(
+            header=shard.header(request.header),
+            last_number=numbers.last_number,
+            numbers=closed_numbers(numbers.tables),
+        )
+
+    async def SettleClient(  # noqa: N802 - the service's name
+        self,
+        request: shard_pb2.SettleClientRequest,
+        context: grpc.aio.ServicerContext[shard_pb2.SettleClientRequest, shard_pb2.SettleClientResponse],
+    ) -> shard_pb2.SettleClientResponse:
+        """Closes numbers of an ended client that other shards have."""
+        shard = self._shard
+        shard.check_serving(request.header)
+        numbers = [(closed.number, tuple(closed.table_ids)) for closed in request.numbers]
+        await shard.change(lambda: settle_here(shard.state, request.client_id, numbers))
+        return shard_pb2.SettleClientResponse(header=shard.header(request.header))
 
     async def ForgetState(  # noqa: N802 - the service's name
         self,

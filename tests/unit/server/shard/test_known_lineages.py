@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardam_server.shard.lineages import SeenLineages, is_lost
+from shardam_server.shard.known_lineages import KnownLineages, is_lost
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_shard_is_lost_if_it_lacks_the_state_that_the_cluster_knows(
 
 
 def test_what_redis_has_lost_is_known_and_what_it_has_is_left_alone() -> None:
-    seen = SeenLineages(1)
+    seen = KnownLineages(1)
     seen.note({0: 10, 1: 11, 2: 12})
     seen.note({2: 22})
     assert seen.missing_from({}, without_own=True) == {0: 10, 2: 22}
