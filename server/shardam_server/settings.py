@@ -295,6 +295,13 @@ class StatusSettings(MemberSettings):
     )
 
 
+class ForgetShardSettings(MemberSettings):
+    """Settings of `shardam forget-shard`."""
+
+    index: int = Field(ge=0, lt=NUM_BUCKETS, description="index of the LOST shard whose rows are given up. Required")
+    shard_timeout_s: TimeoutSeconds = Field(30.0, description="seconds until the call to the shard has failed")
+
+
 class UpSettings(StateSettings):
     """Settings of `shardam up`; its shards get those of their state as they are here.
 

@@ -32,7 +32,7 @@ class ShardIdentity:
     Attributes:
         index: shard index; 0 is home.
         incarnation: random number of this process life.
-        lineage: lineage of its state; without a journal every process life starts a new one.
+        lineage: lineage of its state; 0: not decided yet, or the state is lost.
         timeline: timeline of its state; grows with each restore.
         cluster: the cluster, once known.
         route_map: the route map, once made.

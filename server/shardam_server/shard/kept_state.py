@@ -1,0 +1,111 @@
+"""What a shard keeps on disk, from the lock on its folder to the last write; without a folder, nothing.
+
+Blocking. Everything but `lock` and `status` belongs on the sequencer's thread, where no change comes between.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from shardam_proto.registry import ClusterEntry
+from shardam_proto.v1 import shard_pb2
+from shardam_server.shard.journal.store import Current, JournalStatus, StateStore, StoreOptions
+from shardam_server.shard.state import ShardState
+from shardam_server.shard.storage import MakeRecords
+
+logger = logging.getLogger(__name__)
+
+MEMORY_ONLY = JournalStatus(shard_pb2.JOURNAL_MODE_OFF, shard_pb2.JOURNAL_STATE_OK, "", 0)
+"""Status of a shard without a folder."""
+
+
+class KeptState:
+    """A shard's state on disk.
+
+    The store is written to only between `begin` or `resume` and the end: a folder whose state this shard may not serve is left
+    as it was found.
+
+    Attributes:
+        folder: where it lies; None: memory only.
+    """
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self._store: StateStore | None = None
+        self._live = False
+
+    @property
+    def current(self) -> Current | None:
+        """What the folder holds; None: nothing, or there is none."""
+        return None if self._store is None else self._store.current
+
+    @property
+    def live(self) -> bool:
+        """True: changes go to disk."""
+        return self._live
+
+    def lock(self, data_dir: Path, cluster: str, index: int, options: StoreOptions) -> None:
+        """Takes the shard's folder for this process.
+
+        Raises:
+            FolderHeld: another process has it, and may come back to it.
+        """
+        self._store = StateStore.lock(data_dir, cluster, index, options)
+        self.folder = self._store.folder
+
+    def recover(self, state: ShardState, make_records: MakeRecords) -> None:
+        """Reads what the folder holds into an empty state.
+
+        Raises:
+            JournalDamaged: it cannot be read as it was written.
+        """
+        if self._store is not None and self._store.current is not None:
+            recovery = self._store.recover(state, make_records)
+            logger.info("recovered %d rows from %s: %s", state.num_rows, self.folder, recovery)
+
+    def begin(self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState) -> None:
+        """Starts empty; what the folder held is given up."""
+        if self._store is not None:
+            self._store.begin(cluster, lineage, timeline, epoch, state)
+            self._attach(state)
+
+    def resume(self, state: ShardState) -> None:
+        """Goes on with the state that was recovered."""
+        if self._store is not None:
+            self._store.resume(state)
+            self._attach(state)
+
+    def _attach(self, state: ShardState) -> None:
+        if self._store is not None:
+            state.journal = self._store.journal
+            self._live = True
+
+    def detach(self) -> None:
+        """Writes no more: the shard may not serve this state."""
+        self._live = False
+
+    def note_epoch(self, epoch: int) -> None:
+        """Remembers the highest epoch of the route map."""
+        if self._store is not None and self._live:
+            self._store.note_epoch(epoch)
+
+    def write_base_if_due(self, state: ShardState) -> None:
+        """Writes a base and starts the journal anew if it has grown, or takes the journal up again after a full disk.
+
+        Raises:
+            JournalFailed: the journal takes no more changes.
+            JournalFull: there is no space.
+        """
+        if self._store is not None and self._live and self._store.needs_base():
+            self._store.write_base(state)
+
+    def status(self) -> JournalStatus:
+        """Says how the journal does; any thread."""
+        return MEMORY_ONLY if self._store is None else self._store.status()
+
+    def close(self, state: ShardState) -> None:
+        """Brings everything to disk and gives the folder to others."""
+        if self._store is not None and self._live:
+            self._live = False
+            self._store.close(state)
