@@ -271,6 +271,10 @@ class StateStore:
             if not self._folder.require_current().complete and journal.state != shard_pb2.JOURNAL_STATE_FAILED:
                 bases.write_now()
             journal.end()
+        self.release()
+
+    def release(self) -> None:
+        """Gives the folder back as it is; for a process that did not go on from it."""
         self._lock.release()
 
     def _require_bases(self) -> BaseWriter:
