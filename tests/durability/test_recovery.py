@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
+from shardam_testing.scripted_files import ScriptedFiles
 from shardam_testing.shard_histories import (
     CLIENTS,
     CLUSTER,
@@ -28,7 +30,7 @@ from shardam_testing.shard_histories import (
     write_base,
 )
 
-from shardam_proto.errors import SequenceError
+from shardam_proto.errors import JournalDamaged, SequenceError
 from shardam_proto.v1 import shard_pb2
 from shardam_server.shard.clients import Origin, Outcome
 from shardam_server.shard.journal.options import JournalOptions
@@ -197,6 +199,40 @@ def test_a_drained_shard_without_a_journal_comes_back_and_a_killed_one_is_refuse
     assert store.current is not None
     assert not store.current.complete
     store.release()
+
+
+def test_a_killed_shard_without_a_journal_that_began_with_a_base_is_not_taken_for_whole(tmp_path: Path) -> None:
+    state = new_state()
+    state.install(make_tables())
+    abandon(begin_store(tmp_path, state, JournalOptions(mode="off")))
+    store = lock_store(tmp_path)
+    assert store.current is not None
+    assert not store.current.complete
+    with pytest.raises(JournalDamaged, match="up to change 1 only"):
+        store.recover(new_state(), DEVICE.make_records)
+    store.release()
+
+
+def test_a_base_that_cannot_be_written_at_the_end_leaves_the_folder_marked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, state = ScriptedFiles(), new_state()
+    store = begin_store(tmp_path, state, JournalOptions(mode="off", operations=files))
+    state.install(make_tables())
+    files.fail("create", errno.ENOSPC)
+    store.close()
+    assert "the state ends incomplete" in caplog.text
+    store = lock_store(tmp_path)
+    assert store.current is not None
+    assert not store.current.complete
+    store.release()
+
+
+def test_an_epoch_before_the_start_is_not_written(tmp_path: Path) -> None:
+    store = lock_store(tmp_path)
+    store.note_epoch(4)
+    store.release()
+    assert [path.name for path in store.path.iterdir()] == ["LOCK"]
 
 
 def test_a_journal_that_ends_whole_starts_in_every_mode(tmp_path: Path) -> None:

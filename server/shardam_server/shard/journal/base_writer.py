@@ -212,6 +212,6 @@ class BaseWriter:
     def _note_failure(self, why: str) -> None:
         self._next_try = time.monotonic() + self._options.retry_s
         problem = f"no new base could be written: {why}"
-        if problem != self.problem:
+        if not self.problem:
             logger.warning("%s; tried again every %g s", problem, self._options.retry_s)
         self.problem = problem

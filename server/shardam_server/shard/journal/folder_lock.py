@@ -34,9 +34,8 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         try:
-            folder.parent.parent.mkdir(parents=True, exist_ok=True)
-            for path in (folder.parent, folder):
-                path.mkdir(mode=0o700, exist_ok=True)
+            for path in (folder.parent.parent, folder.parent, folder):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise FolderRefused(

@@ -25,7 +25,7 @@ class JournalOptions:
     Attributes:
         mode: off, write or fsync (StateSettings.journal_mode).
         on_full: when the disk is full: suspend the journal, or refuse changes.
-        limit_bytes: size of the journal at which a base is written.
+        limit_bytes: size of the journal at which a base is written, unless the last base is larger: then at that size.
         truncate: start from a damaged or incomplete state as far as it can be read.
         retry_s: seconds between two tries to write a base.
         spare_bytes: space that must be free beside a new base.

@@ -187,6 +187,8 @@ class StateStore:
         Raises:
             OSError: it cannot be written.
         """
+        if self._journal is not None:
+            raise RuntimeError("a state begins once in the life of a process")
         folder = self._folder
         number = max(list_journal_files(self.path), default=0) + 1
         current = Current(
@@ -199,8 +201,10 @@ class StateStore:
             folder.discard(file)
             raise
         self._go_on(state, file, sequence=1, older_bytes=0)
-        if state.change_number and self._require_bases().write_now() is None:
-            raise OSError(self._require_bases().problem)
+        if state.change_number:
+            if self._require_bases().write_now() is None:
+                raise OSError(self._require_bases().problem)
+            self._mark_if_off()
 
     def _go_on(self, state: ShardState, file: JournalFile, sequence: int, older_bytes: int) -> None:
         folder = self._folder
@@ -214,18 +218,26 @@ class StateStore:
             discard=folder.discard,
         )
         self._bases = BaseWriter(folder, self._journal, state, self._options)
-        if self._options.mode == "off":
-            folder.mark(complete=False)
+        self._mark_if_off()
         state.journal = self._journal
+
+    def _mark_if_off(self) -> None:
+        """Without a journal the files lag behind from the first change on, until `close` writes a base."""
+        if self._options.mode == "off":
+            self._folder.mark(complete=False)
 
     # -- while it runs
 
     def note_epoch(self, epoch: int) -> None:
         """Keeps the highest route epoch known; one that cannot be written now goes with the next base.
 
+        Before `begin` or `resume` nothing is kept: `begin` is told the epoch.
+
         Args:
             epoch: epoch of a route map; a lower one than before is passed over.
         """
+        if self._journal is None:
+            return
         try:
             self._folder.note_epoch(epoch)
         except OSError as error:
@@ -268,8 +280,9 @@ class StateStore:
         journal, bases = self._journal, self._bases
         if journal is not None and bases is not None:
             bases.finish()
-            if not self._folder.require_current().complete and journal.state != shard_pb2.JOURNAL_STATE_FAILED:
-                bases.write_now()
+            lags = not self._folder.require_current().complete and journal.state != shard_pb2.JOURNAL_STATE_FAILED
+            if lags and bases.write_now() is None:
+                logger.error("%s: the state ends incomplete, as of its last base", bases.problem)
             journal.end()
         self.release()
 
