@@ -1,22 +1,25 @@
 """What a shard keeps on disk, from the lock on its folder to the last write; without a folder, nothing.
 
-Blocking. Everything but `lock` and `status` belongs on the sequencer's thread, where no change comes between.
+Blocking, but for `keep_bases`. Everything but `lock`, `status` and `close` belongs on the sequencer's thread, where no change comes between.
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from pathlib import Path
 
 from shardam_proto.registry import ClusterEntry
 from shardam_proto.v1 import shard_pb2
-from shardam_server.shard.journal.store import Current, JournalStatus, StateStore, StoreOptions
+from shardam_server.shard.journal.current import Current
+from shardam_server.shard.journal.options import JournalOptions
+from shardam_server.shard.journal.store import JournalStatus, RunChange, StateStore
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import MakeRecords
 
-logger = logging.getLogger(__name__)
+BASE_CHECK_S = 1.0
+"""How often a shard without a state of its own looks whether it has one now."""
 
-MEMORY_ONLY = JournalStatus(shard_pb2.JOURNAL_MODE_OFF, shard_pb2.JOURNAL_STATE_OK, "", 0)
+MEMORY_ONLY = JournalStatus(shard_pb2.JOURNAL_MODE_OFF, shard_pb2.JOURNAL_STATE_OK, "", 0, None)
 """Status of a shard without a folder."""
 
 
@@ -45,14 +48,17 @@ class KeptState:
         """True: changes go to disk."""
         return self._live
 
-    def lock(self, data_dir: Path, cluster: str, index: int, options: StoreOptions) -> None:
+    def lock(self, data_dir: Path, cluster: str, index: int, options: JournalOptions) -> None:
         """Takes the shard's folder for this process.
 
         Raises:
             FolderHeld: another process has it, and may come back to it.
+            FolderRefused: it cannot be used, or holds another shard.
+            JournalDamaged: it cannot be read as it was written.
+            VersionMismatch: another version of shardam wrote it.
         """
         self._store = StateStore.lock(data_dir, cluster, index, options)
-        self.folder = self._store.folder
+        self.folder = self._store.path
 
     def recover(self, state: ShardState, make_records: MakeRecords) -> None:
         """Reads what the folder holds into an empty state.
@@ -61,24 +67,18 @@ class KeptState:
             JournalDamaged: it cannot be read as it was written.
         """
         if self._store is not None and self._store.current is not None:
-            recovery = self._store.recover(state, make_records)
-            logger.info("recovered %d rows from %s: %s", state.num_rows, self.folder, recovery)
+            self._store.recover(state, make_records)
 
     def begin(self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState) -> None:
         """Starts empty; what the folder held is given up."""
         if self._store is not None:
             self._store.begin(cluster, lineage, timeline, epoch, state)
-            self._attach(state)
+            self._live = True
 
     def resume(self, state: ShardState) -> None:
         """Goes on with the state that was recovered."""
         if self._store is not None:
             self._store.resume(state)
-            self._attach(state)
-
-    def _attach(self, state: ShardState) -> None:
-        if self._store is not None:
-            state.journal = self._store.journal
             self._live = True
 
     def detach(self) -> None:
@@ -90,22 +90,26 @@ class KeptState:
         if self._store is not None and self._live:
             self._store.note_epoch(epoch)
 
-    def write_base_if_due(self, state: ShardState) -> None:
-        """Writes a base and starts the journal anew if it has grown, or takes the journal up again after a full disk.
+    async def keep_bases(self, run_change: RunChange) -> None:
+        """Writes a base whenever the journal has grown enough, or takes changes again after a full disk; on the event loop.
 
-        Raises:
-            JournalFailed: the journal takes no more changes.
-            JournalFull: there is no space.
+        Args:
+            run_change: runs a function between two changes.
         """
-        if self._store is not None and self._live and self._store.needs_base():
-            self._store.write_base(state)
+        while not self._live or self._store is None:
+            await asyncio.sleep(BASE_CHECK_S)
+        await self._store.keep_bases(run_change)
 
     def status(self) -> JournalStatus:
         """Says how the journal does; any thread."""
         return MEMORY_ONLY if self._store is None else self._store.status()
 
-    def close(self, state: ShardState) -> None:
-        """Brings everything to disk and gives the folder to others."""
-        if self._store is not None and self._live:
+    def close(self) -> None:
+        """Brings everything to disk and gives the folder to others; after the sequencer has ended."""
+        if self._store is None:
+            return
+        if self._live:
             self._live = False
-            self._store.close(state)
+            self._store.close()
+        else:
+            self._store.release()
