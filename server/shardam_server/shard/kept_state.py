@@ -1,6 +1,7 @@
 """What a shard keeps on disk, from the lock on its folder to the last write; without a folder, nothing.
 
-Blocking, but for `keep_bases`. Everything but `lock`, `status` and `close` belongs on the sequencer's thread, where no change comes between.
+Blocking, but for `keep_bases`. Everything but `lock`, `status` and `close` belongs on the sequencer's thread, where no change
+comes between.
 """
 
 from __future__ import annotations
