@@ -99,6 +99,7 @@ class ShardEntry:
         device: device that holds its rows, e.g. "cpu".
         pid: process id on its host.
         ready: True: it serves.
+        lost: True: it came back without the state that the cluster knows it had, and serves nothing.
     """
 
     index: int
@@ -109,6 +110,7 @@ class ShardEntry:
     device: str
     pid: int
     ready: bool
+    lost: bool = False
 
     def to_json(self) -> str:
         """Returns the value stored in Redis."""
