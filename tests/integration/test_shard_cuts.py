@@ -146,7 +146,7 @@ def test_a_hundred_large_pulls_cancelled_midway_leave_no_thread_and_no_memory(
         assert other.pull(table, [1]).shape == (1, 65_536)
         seconds = time.monotonic() - start
         assert cancelled > 50
-        assert seconds < 10  # a second on an idle machine
+        assert seconds < 20  # less than one on an idle machine
         wait_for("its memory to be free", lambda: other.status().resident_bytes / 2**20 < base + 300)
         record_property("summary", f"a pull was answered {seconds:.2f} s after {cancelled} large ones were cancelled")
 
