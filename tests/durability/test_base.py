@@ -34,6 +34,7 @@ from shardam_testing.waiting import wait_for
 
 from shardam_proto.errors import JournalDamaged
 from shardam_proto.v1 import shard_pb2
+from shardam_server.shard.journal.base_writer import BaseReport
 from shardam_server.shard.journal.options import JournalOptions
 from shardam_server.shard.sequencer import Sequencer
 
@@ -293,7 +294,8 @@ def test_the_journal_gets_a_base_by_itself_at_its_limit(tmp_path: Path) -> None:
         keeping = asyncio.create_task(store.keep_bases(sequencer.change))
         await sequencer.change(lambda: state.install(make_tables()))
         await sequencer.change(lambda: state.open_client(CLIENTS[0]))
-        reports, deadline = set(), time.monotonic() + 60
+        reports: set[BaseReport | None] = set()
+        deadline = time.monotonic() + 60
         while len(reports) < 3 and time.monotonic() < deadline:  # None, and two bases
             change = push(rng, "words", "users", num_rows=20)
             await sequencer.change(lambda change=change: change(state))  # type: ignore[misc]
