@@ -189,7 +189,9 @@ class StateSettings(CommonSettings):
         "new base; refuse = refuse changes",
     )
     journal_limit_mib: Annotated[int, Field(ge=1, le=2**20)] = Field(
-        1024, description="size of a journal in MiB at which the shard writes a new base and starts the journal anew"
+        1024,
+        description="size of a journal in MiB at which the shard writes a new base and starts the journal anew; if its last "
+        "base is larger, that one's size",
     )
     truncate_journal: bool = Field(
         False, description="start from a damaged or incomplete journal as far as it can be read; what follows is lost"

@@ -1,39 +1,43 @@
 """What a shard keeps on disk, from the lock on its folder to the last write; without a folder, nothing.
 
-Blocking. Everything but `lock` and `status` belongs on the sequencer's thread, where no change comes between.
+Blocking, but for `keep_bases`. Everything but `lock` and `status` belongs on the sequencer's thread, where no change comes
+between.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
+from shardam_proto.errors import JournalFailed
 from shardam_proto.registry import ClusterEntry
 from shardam_proto.v1 import shard_pb2
-from shardam_server.shard.journal.store import Current, JournalStatus, StateStore, StoreOptions
+from shardam_server.shard.journal.current import Current
+from shardam_server.shard.journal.options import JournalOptions
+from shardam_server.shard.journal.store import JournalStatus, RunChange, StateStore
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import MakeRecords
 
-logger = logging.getLogger(__name__)
-
-MEMORY_ONLY = JournalStatus(shard_pb2.JOURNAL_MODE_OFF, shard_pb2.JOURNAL_STATE_OK, "", 0)
+MEMORY_ONLY = JournalStatus(shard_pb2.JOURNAL_MODE_OFF, shard_pb2.JOURNAL_STATE_OK, "", 0, None)
 """Status of a shard without a folder."""
 
 
 class KeptState:
     """A shard's state on disk.
 
-    The store is written to only between `begin` or `resume` and the end: a folder whose state this shard may not serve is left
-    as it was found.
-
-    Attributes:
-        folder: where it lies; None: memory only.
+    The store is written to only from `begin` or `resume` on: a folder whose state this shard may not serve is left as it was
+    found.
     """
 
     def __init__(self) -> None:
-        self.folder: Path | None = None
         self._store: StateStore | None = None
         self._live = False
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it lies; None: memory only."""
+        return None if self._store is None else self._store.path
 
     @property
     def current(self) -> Current | None:
@@ -45,14 +49,14 @@ class KeptState:
         """True: changes go to disk."""
         return self._live
 
-    def lock(self, data_dir: Path, cluster: str, index: int, options: StoreOptions) -> None:
+    def lock(self, data_dir: Path, cluster: str, index: int, options: JournalOptions) -> None:
         """Takes the shard's folder for this process.
 
         Raises:
             FolderHeld: another process has it, and may come back to it.
+            FolderRefused, JournalDamaged, VersionMismatch: it cannot be used.
         """
         self._store = StateStore.lock(data_dir, cluster, index, options)
-        self.folder = self._store.folder
 
     def recover(self, state: ShardState, make_records: MakeRecords) -> None:
         """Reads what the folder holds into an empty state.
@@ -61,51 +65,55 @@ class KeptState:
             JournalDamaged: it cannot be read as it was written.
         """
         if self._store is not None and self._store.current is not None:
-            recovery = self._store.recover(state, make_records)
-            logger.info("recovered %d rows from %s: %s", state.num_rows, self.folder, recovery)
+            self._store.recover(state, make_records)
 
     def begin(self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState) -> None:
-        """Starts empty; what the folder held is given up."""
-        if self._store is not None:
-            self._store.begin(cluster, lineage, timeline, epoch, state)
-            self._attach(state)
+        """Starts with an empty state, once in the life of a process; what the folder held is given up.
 
-    def resume(self, state: ShardState) -> None:
-        """Goes on with the state that was recovered."""
+        Raises:
+            JournalFailed: the folder cannot be written.
+        """
         if self._store is not None:
-            self._store.resume(state)
-            self._attach(state)
-
-    def _attach(self, state: ShardState) -> None:
-        if self._store is not None:
-            state.journal = self._store.journal
+            with self._writing(self._store):
+                self._store.begin(cluster, lineage, timeline, epoch, state)
             self._live = True
 
-    def detach(self) -> None:
-        """Writes no more: the shard may not serve this state."""
-        self._live = False
+    def resume(self, state: ShardState) -> None:
+        """Goes on with the state that was recovered.
+
+        Raises:
+            JournalFailed: the folder cannot be written.
+        """
+        if self._store is not None:
+            with self._writing(self._store):
+                self._store.resume(state)
+            self._live = True
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _writing(store: StateStore) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise JournalFailed(
+                f"{store.path} cannot be written ({error}): make room and let this user write there, or use another --data-dir"
+            ) from error
 
     def note_epoch(self, epoch: int) -> None:
         """Remembers the highest epoch of the route map."""
-        if self._store is not None and self._live:
+        if self._store is not None:
             self._store.note_epoch(epoch)
 
-    def write_base_if_due(self, state: ShardState) -> None:
-        """Writes a base and starts the journal anew if it has grown, or takes the journal up again after a full disk.
-
-        Raises:
-            JournalFailed: the journal takes no more changes.
-            JournalFull: there is no space.
-        """
-        if self._store is not None and self._live and self._store.needs_base():
-            self._store.write_base(state)
+    async def keep_bases(self, run_change: RunChange) -> None:
+        """Writes a base whenever one is due, for ever. Once the state is live."""
+        if self._store is not None:
+            await self._store.keep_bases(run_change)
 
     def status(self) -> JournalStatus:
         """Says how the journal does; any thread."""
         return MEMORY_ONLY if self._store is None else self._store.status()
 
-    def close(self, state: ShardState) -> None:
+    def close(self) -> None:
         """Brings everything to disk and gives the folder to others."""
-        if self._store is not None and self._live:
-            self._live = False
-            self._store.close(state)
+        if self._store is not None:
+            self._store.close()

@@ -177,6 +177,7 @@ class ShardProcess:
                 end.cancel()
             failed = work.done()
             work.cancel()  # it must not go on joining while the shard leaves
+            await asyncio.wait({work})
             await self._drain()
             if failed:
                 work.result()  # raises why the shard could not start
@@ -264,7 +265,7 @@ class ShardProcess:
         await self._client_watch.stop()
         await self._peers.close()
         await asyncio.to_thread(shard.sequencer.close)
-        await asyncio.to_thread(shard.kept.close, shard.state)
+        await asyncio.to_thread(shard.kept.close)
         if registered:
             await self._membership.leave()
         self._registration.close()
