@@ -1,11 +1,12 @@
 """What a shard keeps on disk, from the lock on its folder to the last write; without a folder, nothing.
 
-Blocking, but for `keep_bases`. Everything but `lock` and `status` belongs on the sequencer's thread, where no change comes
-between.
+Blocking, but for `keep_bases`. Everything but `lock`, `status` and `close` belongs on the sequencer's thread, where no change
+comes between.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from shardam_server.shard.journal.store import JournalStatus, RunChange, StateSt
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import MakeRecords
 
+BASE_CHECK_S = 1.0
+"""How often a shard without a state of its own looks whether it has one now."""
+
 MEMORY_ONLY = JournalStatus(shard_pb2.JOURNAL_MODE_OFF, shard_pb2.JOURNAL_STATE_OK, "", 0, None)
 """Status of a shard without a folder."""
 
@@ -26,18 +30,17 @@ MEMORY_ONLY = JournalStatus(shard_pb2.JOURNAL_MODE_OFF, shard_pb2.JOURNAL_STATE_
 class KeptState:
     """A shard's state on disk.
 
-    The store is written to only from `begin` or `resume` on: a folder whose state this shard may not serve is left as it was
-    found.
+    The store is written to only between `begin` or `resume` and the end: a folder whose state this shard may not serve is left
+    as it was found.
+
+    Attributes:
+        folder: where it lies; None: memory only.
     """
 
     def __init__(self) -> None:
+        self.folder: Path | None = None
         self._store: StateStore | None = None
         self._live = False
-
-    @property
-    def folder(self) -> Path | None:
-        """Where it lies; None: memory only."""
-        return None if self._store is None else self._store.path
 
     @property
     def current(self) -> Current | None:
@@ -54,9 +57,12 @@ class KeptState:
 
         Raises:
             FolderHeld: another process has it, and may come back to it.
-            FolderRefused, JournalDamaged, VersionMismatch: it cannot be used.
+            FolderRefused: it cannot be used, or holds another shard.
+            JournalDamaged: it cannot be read as it was written.
+            VersionMismatch: another version of shardam wrote it.
         """
         self._store = StateStore.lock(data_dir, cluster, index, options)
+        self.folder = self._store.path
 
     def recover(self, state: ShardState, make_records: MakeRecords) -> None:
         """Reads what the folder holds into an empty state.
@@ -74,7 +80,7 @@ class KeptState:
             JournalFailed: the folder cannot be written.
         """
         if self._store is not None:
-            with self._writing(self._store):
+            with self._writing():
                 self._store.begin(cluster, lineage, timeline, epoch, state)
             self._live = True
 
@@ -85,35 +91,44 @@ class KeptState:
             JournalFailed: the folder cannot be written.
         """
         if self._store is not None:
-            with self._writing(self._store):
+            with self._writing():
                 self._store.resume(state)
             self._live = True
 
-    @staticmethod
     @contextlib.contextmanager
-    def _writing(store: StateStore) -> Iterator[None]:
+    def _writing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise JournalFailed(
-                f"{store.path} cannot be written ({error}): make room and let this user write there, or use another --data-dir"
+                f"{self.folder} cannot be written ({error}): make room and let this user write there, or use another --data-dir"
             ) from error
 
     def note_epoch(self, epoch: int) -> None:
         """Remembers the highest epoch of the route map."""
-        if self._store is not None:
+        if self._store is not None and self._live:
             self._store.note_epoch(epoch)
 
     async def keep_bases(self, run_change: RunChange) -> None:
-        """Writes a base whenever one is due, for ever. Once the state is live."""
-        if self._store is not None:
-            await self._store.keep_bases(run_change)
+        """Writes a base whenever the journal has grown enough, or takes changes again after a full disk; on the event loop.
+
+        Args:
+            run_change: runs a function between two changes.
+        """
+        while not self._live or self._store is None:
+            await asyncio.sleep(BASE_CHECK_S)
+        await self._store.keep_bases(run_change)
 
     def status(self) -> JournalStatus:
         """Says how the journal does; any thread."""
         return MEMORY_ONLY if self._store is None else self._store.status()
 
     def close(self) -> None:
-        """Brings everything to disk and gives the folder to others."""
-        if self._store is not None:
+        """Brings everything to disk and gives the folder to others; after the sequencer has ended."""
+        if self._store is None:
+            return
+        if self._live:
+            self._live = False
             self._store.close()
+        else:
+            self._store.release()

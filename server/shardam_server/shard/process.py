@@ -41,7 +41,7 @@ from shardam_server.shard.home import Home
 from shardam_server.shard.http_listener import HttpListener
 from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.joining import Joining
-from shardam_server.shard.keeping import keep_bases, recover
+from shardam_server.shard.keeping import recover
 from shardam_server.shard.lost import LostShard
 from shardam_server.shard.membership import Membership
 from shardam_server.shard.metrics import ShardGauges, ShardMetrics, resident_bytes
@@ -198,7 +198,7 @@ class ShardProcess:
         await self._joining.finish()
         if shard.serving == shard_pb2.SERVING_STATE_STARTING:
             await self._serve()
-        await keep_bases(shard)
+        await shard.kept.keep_bases(shard.sequencer.change)
 
     async def _serve(self) -> None:
         shard = self._shard

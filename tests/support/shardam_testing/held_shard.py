@@ -23,10 +23,13 @@ from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.front import ShardFront
 from shardam_server.shard.identity import ShardIdentity
+from shardam_server.shard.lost import LostShard
+from shardam_server.shard.membership import Membership
 from shardam_server.shard.metrics import ShardMetrics
 from shardam_server.shard.peer_directory import PeerDirectory
 from shardam_server.shard.peers import Peers
 from shardam_server.shard.records import CpuDevice
+from shardam_server.shard.registration import Registration
 from shardam_server.shard.sequencer import Sequencer
 from shardam_server.shard.services.embedding import EmbeddingServicer
 from shardam_server.shard.services.row import RowServicer
@@ -78,12 +81,21 @@ class HeldShard:
         self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[ShardFront(self.shard.metrics, self.token)])
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(self.shard, closing), self._server)
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(self.shard), self._server)
-        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(self.shard), self._server)
+        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(self.shard, self._lost(peers)), self._server)
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
+
+    def _lost(self, peers: Peers) -> LostShard:
+        """Nobody tells these shards to forget anything, and there is no Redis."""
+        registration = Registration("redis://127.0.0.1:1/0", "test", 1.0)
+        membership = Membership(self.shard, registration, 3600.0, lambda _: None)
+        return LostShard(self.shard, registration, membership, peers, lambda: self.shard.state, self._serve)
+
+    async def _serve(self) -> None:
+        raise AssertionError("this shard serves from the start")
 
     def run(self, coroutine: Coroutine[None, None, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(HANG_S)
