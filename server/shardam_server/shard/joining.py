@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from shardam_proto.errors import BadOption, RedisUnreachable, WrongCluster
+from shardam_proto.errors import BadOption, RedisUnreachable, ShardNotReady, WrongCluster
 from shardam_proto.registry import ClusterEntry
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import shard_pb2
@@ -66,7 +66,8 @@ class Joining:
         Raises:
             BadOption: the settings contradict the cluster.
             WrongCluster: Redis or the folder belongs to another cluster, or another process holds this shard's name.
-            JournalDamaged: the folder cannot be read.
+            JournalFailed: the folder cannot be written.
+            ShardNotReady: another process came and went as this shard in the meantime.
         """
         shard, current = self._shard, self._shard.kept.current
         if current is not None:
@@ -88,7 +89,7 @@ class Joining:
             await self._go_on(own)
         standing = await self._take_name()
         if own is None and shard.identity.lineage and standing.had_map:
-            self._lose(standing.known_lineage)  # another life of this shard came and went since Redis was read
+            raise self._overtaken()
 
     async def finish(self) -> None:
         """Waits for the route map, learns the cluster's tables, and registers as ready unless the shard is LOST."""
@@ -119,9 +120,14 @@ class Joining:
         else:
             shard.identity.lineage = await begin_empty(shard)
 
+    def _overtaken(self) -> ShardNotReady:
+        """Returns the error of a start that was overtaken after Redis had been read; the next one knows what it met."""
+        return ShardNotReady(
+            f"another process served as shard {self._shard.identity.index} while this one started; start it again"
+        )
+
     def _lose(self, known: int | None) -> None:
         shard = self._shard
-        shard.kept.detach()
         shard.identity.lineage = 0
         shard.state = self._make_state()
         shard.serving = shard_pb2.SERVING_STATE_LOST
@@ -167,8 +173,7 @@ class Joining:
             if standing.lease is Lease.HELD:
                 return standing
             if standing.lease is Lease.OTHER_LINEAGE:
-                self._lose(standing.known_lineage)
-                continue
+                raise self._overtaken()
             if standing.lease is Lease.OTHER_CLUSTER:
                 found = (await self._wait("Redis", self._registration.read_shared)).cluster
                 if found is not None:

@@ -7,8 +7,11 @@ comes between.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
+from shardam_proto.errors import JournalFailed
 from shardam_proto.registry import ClusterEntry
 from shardam_proto.v1 import shard_pb2
 from shardam_server.shard.journal.current import Current
@@ -71,20 +74,35 @@ class KeptState:
             self._store.recover(state, make_records)
 
     def begin(self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState) -> None:
-        """Starts empty; what the folder held is given up."""
+        """Starts with an empty state, once in the life of a process; what the folder held is given up.
+
+        Raises:
+            JournalFailed: the folder cannot be written.
+        """
         if self._store is not None:
-            self._store.begin(cluster, lineage, timeline, epoch, state)
+            with self._writing():
+                self._store.begin(cluster, lineage, timeline, epoch, state)
             self._live = True
 
     def resume(self, state: ShardState) -> None:
-        """Goes on with the state that was recovered."""
+        """Goes on with the state that was recovered.
+
+        Raises:
+            JournalFailed: the folder cannot be written.
+        """
         if self._store is not None:
-            self._store.resume(state)
+            with self._writing():
+                self._store.resume(state)
             self._live = True
 
-    def detach(self) -> None:
-        """Writes no more: the shard may not serve this state."""
-        self._live = False
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise JournalFailed(
+                f"{self.folder} cannot be written ({error}): make room and let this user write there, or use another --data-dir"
+            ) from error
 
     def note_epoch(self, epoch: int) -> None:
         """Remembers the highest epoch of the route map."""

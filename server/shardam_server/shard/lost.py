@@ -47,6 +47,7 @@ class LostShard:
         self._make_state = make_state
         self._serve = serve
         self._one_at_a_time = asyncio.Lock()
+        self._new_lineage = 0
         self._has_forgotten = False
 
     async def forget(self) -> None:
@@ -78,8 +79,10 @@ class LostShard:
         shard.identity.require_route_map()
         view = await asyncio.to_thread(self._registration.view)
         # Redis comes last: it never names a lineage that no state has, and a crash before leaves the shard LOST.
-        shard.state = self._make_state()  # an attempt that broke off may have left tables
-        lineage = await begin_empty(shard)
+        if not self._new_lineage:  # else a former attempt broke off behind this point
+            shard.state = self._make_state()
+            self._new_lineage = await begin_empty(shard)
+        lineage = self._new_lineage
         await membership.install(await asyncio.to_thread(self._registration.load_tables))
         await self._adopt_steps(view)
         await asyncio.to_thread(membership.replace_lineage, lineage)

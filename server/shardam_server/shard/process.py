@@ -177,6 +177,7 @@ class ShardProcess:
                 end.cancel()
             failed = work.done()
             work.cancel()  # it must not go on joining while the shard leaves
+            await asyncio.wait({work})
             await self._drain()
             if failed:
                 work.result()  # raises why the shard could not start
