@@ -126,14 +126,8 @@ class FaultCluster:
         assert not self._unexpected, "\n".join(self._unexpected)
 
     def _start(self, index: int) -> ShardProcess:
-        return self.shards.start(
-            index,
-            port=str(self.ports[index]),
-            advertise=self.proxies[index].address,
-            data_dir=str(self.state_folder),
-            journal="write",
-            **self.flags,
-        )
+        place = {"port": str(self.ports[index]), "advertise": self.proxies[index].address, "data_dir": str(self.state_folder)}
+        return self.shards.start(index, **{"journal": "write", **self.flags, **place})
 
     def _keep(self) -> None:
         while not self._stopping.wait(RESTART_DELAY_S):

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from shardam_proto.errors import RedisUnreachable
 from shardam_testing.faults.cluster import FaultCluster
 from shardam_testing.faults.network_faults import Fired, NetworkFault
+from shardam_testing.faults.traffic import ArmedFault
 from shardam_testing.faults.workers import Worker
 
 POLL_S = 0.005
@@ -141,6 +142,7 @@ class Injector:
         self._waiting = list(plan)
         self._undo: list[tuple[float, Action]] = []
         self._fired: list[Fired] = []
+        self._armed: list[ArmedFault] = []
         self._cancelled = threading.Event()
         self._failure: BaseException | None = None
         self._start = time.monotonic()
@@ -161,6 +163,11 @@ class Injector:
         assert not self._thread.is_alive(), f"waited {timeout_s:g} s for the plan; left: {self._waiting}"
         if self._failure is not None:
             raise AssertionError(f"the plan failed: {self._failure!r}") from self._failure
+
+    def wait_armed(self, timeout_s: float) -> bool:
+        """Waits for the network's faults to meet their byte; returns whether all have, in that time."""
+        deadline = time.monotonic() + timeout_s
+        return all(armed.fired.wait(max(deadline - time.monotonic(), 0)) for armed in self._armed)
 
     def cancel(self) -> None:
         """Ends the plan early; what is stopped goes on."""
@@ -233,7 +240,7 @@ class Injector:
             case StartWorker(seed, pace_s):
                 cluster.workers.start(seed, MANY, pace_s=pace_s)
             case Network(shard, fault):
-                cluster.proxies[shard].arm(fault)
+                self._armed.append(cluster.proxies[shard].arm(fault))
             case CutAll(shard):
                 cluster.proxies[shard].cut_all()
             case _:

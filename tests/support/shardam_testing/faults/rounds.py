@@ -39,6 +39,9 @@ from shardam_testing.faults.workers import Worker
 END_TIMEOUT_S = 150.0
 """A worker that is told to end waits for its last change, so for a shard that starts: seconds."""
 
+ARMED_TIMEOUT_S = 3.0
+"""How long training goes on for a fault of the network to meet its byte; one that does not has no connection left to meet."""
+
 PACE_S = 0.01
 """Rest between two changes of a worker, so that the oracle has no more to replay than faults to find."""
 
@@ -165,6 +168,7 @@ def run_round(planned: Round, folder: Path) -> RoundResult:
             cluster.workers.started[0].wait_acknowledged(1)
             with playing(cluster, planned.plan) as injector:
                 injector.finish()
+                injector.wait_armed(ARMED_TIMEOUT_S)
                 _end_workers(cluster, planned, result)
                 result.fired = injector.counts()
             _compare(cluster, result)
