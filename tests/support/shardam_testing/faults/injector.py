@@ -1,0 +1,310 @@
+"""Plays a plan of faults on a running cluster and counts what fired. One thread; the plan's moments are polled."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from shardam_proto.errors import RedisUnreachable
+from shardam_testing.faults.cluster import FaultCluster
+from shardam_testing.faults.network_faults import Fired, NetworkFault
+from shardam_testing.faults.traffic import ArmedFault
+from shardam_testing.faults.workers import Worker
+
+POLL_S = 0.005
+"""How often moments are looked at: less than a push at the pace of the tests."""
+
+MANY = 1_000_000
+"""Changes of a worker that trains until it is told to end."""
+
+FINISH_TIMEOUT_S = 120.0
+"""A plan that takes longer hangs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Acknowledged:
+    """The moment when a worker has had a number acknowledged."""
+
+    worker: int
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Elapsed:
+    """The moment so many seconds after the plan began."""
+
+    seconds: float
+
+
+When = Acknowledged | Elapsed
+
+
+@dataclasses.dataclass(frozen=True)
+class KillShard:
+    """SIGKILL; it is started again by the cluster's keeper. Waits until the shard serves if it does not."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StopShard:
+    """SIGSTOP, and SIGCONT after a while."""
+
+    index: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class KillWorker:
+    """SIGKILL."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StartWorker:
+    """One more worker, which no count knows."""
+
+    seed: int
+    pace_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class StopWorker:
+    """SIGSTOP, and SIGCONT after a while."""
+
+    index: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class KillRedis:
+    """SIGKILL, and an empty server on the same port after a while."""
+
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class StopRedis:
+    """SIGSTOP, and SIGCONT after a while: a server that takes connections and does not answer."""
+
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class FlushRedis:
+    """FLUSHALL."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Arms a fault of the proxy before a shard; it fires at its byte."""
+
+    shard: int
+    fault: NetworkFault
+
+
+@dataclasses.dataclass(frozen=True)
+class CutAll:
+    """Cuts every connection of a shard at once."""
+
+    shard: int
+
+
+RedisAction = KillRedis | StopRedis | FlushRedis
+Action = KillShard | StopShard | KillWorker | StartWorker | StopWorker | RedisAction | Network | CutAll
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """One fault of a plan."""
+
+    when: When
+    action: Action
+
+
+class Injector:
+    """Plays one plan.
+
+    Args:
+        cluster: what is broken.
+        plan: what, and when.
+    """
+
+    def __init__(self, cluster: FaultCluster, plan: Sequence[Planned]) -> None:
+        self._cluster = cluster
+        self._waiting = list(plan)
+        self._undo: list[tuple[float, Action]] = []
+        self._fired: list[Fired] = []
+        self._armed: list[ArmedFault] = []
+        self._cancelled = threading.Event()
+        self._failure: BaseException | None = None
+        self._start = time.monotonic()
+        self._thread = threading.Thread(target=self._play, name="injector", daemon=True)
+
+    def start(self) -> None:
+        """Begins the plan."""
+        self._start = time.monotonic()
+        self._thread.start()
+
+    def finish(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
+        """Waits until every fault of the plan has been played and every stopped process goes on.
+
+        Raises:
+            AssertionError: the plan did not end in time, or its thread failed.
+        """
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), f"waited {timeout_s:g} s for the plan; left: {self._waiting}"
+        if self._failure is not None:
+            raise AssertionError(f"the plan failed: {self._failure!r}") from self._failure
+
+    def wait_armed(self, timeout_s: float) -> bool:
+        """Waits for the network's faults to meet their byte; returns whether all have, in that time."""
+        deadline = time.monotonic() + timeout_s
+        return all(armed.fired.wait(max(deadline - time.monotonic(), 0)) for armed in self._armed)
+
+    def cancel(self) -> None:
+        """Ends the plan early; what is stopped goes on."""
+        self._cancelled.set()
+        self._thread.join(FINISH_TIMEOUT_S)
+
+    @property
+    def fired(self) -> list[Fired]:
+        """What the plan and the proxies have done so far, in order."""
+        return sorted([*self._fired, *self._cluster.network_fired()], key=lambda fired: fired.at_s)
+
+    def counts(self) -> collections.Counter[str]:
+        """Returns how often each kind of fault has fired."""
+        return collections.Counter(fired.kind for fired in self.fired)
+
+    # -- the thread
+
+    def _play(self) -> None:
+        try:
+            while (self._waiting or self._undo) and not self._cancelled.is_set():
+                self._step()
+                time.sleep(POLL_S)
+        except BaseException as error:  # noqa: BLE001 - the thread's edge: finish raises it
+            self._failure = error
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                for _, action in self._undo:
+                    self._go_on(action)
+            self._undo.clear()
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        for due, action in [entry for entry in self._undo if entry[0] <= now]:
+            self._undo.remove((due, action))
+            self._go_on(action)
+        for planned in list(self._waiting):
+            if self._reached(planned.when) and self._act(planned.action):
+                self._waiting.remove(planned)
+
+    def _reached(self, when: When) -> bool:
+        match when:
+            case Elapsed(seconds):
+                return time.monotonic() - self._start >= seconds
+            case Acknowledged(worker, number):
+                started = self._cluster.workers.started
+                return worker < len(started) and started[worker].noted.acknowledged >= number
+
+    def _act(self, action: Action) -> bool:
+        """Acts, and returns False if it is to be tried again."""
+        cluster = self._cluster
+        match action:
+            case KillShard(index):
+                if not self._serves(index) or not cluster.kill(index):
+                    return False
+                self._note("kill shard", f"shard {index}")
+            case StopShard(index, seconds):
+                if not self._serves(index) or not cluster.signal(index, signal.SIGSTOP):
+                    return False
+                self._note("stop shard", f"shard {index}", f"{seconds:g} s")
+                self._later(seconds, action)
+            case KillWorker(index):
+                if self._worker(index).alive:
+                    self._worker(index).kill()
+                    self._note("kill worker", f"worker {index}")
+            case StopWorker(index, seconds):
+                if self._worker(index).alive:
+                    self._worker(index).stop()
+                    self._note("stop worker", f"worker {index}", f"{seconds:g} s")
+                    self._later(seconds, action)
+            case StartWorker(seed, pace_s):
+                cluster.workers.start(seed, MANY, pace_s=pace_s)
+            case Network(shard, fault):
+                self._armed.append(cluster.proxies[shard].arm(fault))
+            case CutAll(shard):
+                cluster.proxies[shard].cut_all()
+            case _:
+                return self._act_on_redis(action)
+        return True
+
+    def _act_on_redis(self, action: RedisAction) -> bool:
+        valkey = self._cluster.valkey
+        if any(isinstance(undo, (KillRedis, StopRedis)) for _, undo in self._undo):
+            return False  # it is away already
+        match action:
+            case KillRedis(seconds):
+                valkey.stop()
+                self._note("kill redis", "redis", f"{seconds:g} s")
+                self._later(seconds, action)
+            case StopRedis(seconds):
+                valkey.process.send_signal(signal.SIGSTOP)
+                self._note("stop redis", "redis", f"{seconds:g} s")
+                self._later(seconds, action)
+            case FlushRedis():
+                with contextlib.closing(valkey.client()) as client:
+                    client.flushall()
+                self._note("flush redis", "redis")
+        return True
+
+    def _go_on(self, action: Action) -> None:
+        match action:
+            case StopShard(index):
+                self._cluster.signal(index, signal.SIGCONT)
+            case StopWorker(index):
+                if self._worker(index).alive:
+                    self._worker(index).go_on()
+            case KillRedis():
+                self._cluster.valkey.start()
+            case StopRedis():
+                self._cluster.valkey.process.send_signal(signal.SIGCONT)
+
+    def _serves(self, index: int) -> bool:
+        with contextlib.suppress(RedisUnreachable):
+            return self._cluster.serves(index) is not None
+        return False
+
+    def _worker(self, index: int) -> Worker:
+        return self._cluster.workers.started[index]
+
+    def _later(self, seconds: float, action: Action) -> None:
+        self._undo.append((time.monotonic() + seconds, action))
+
+    def _note(self, kind: str, target: str, detail: str = "") -> None:
+        self._fired.append(Fired(kind, target, detail))
+
+
+@contextlib.contextmanager
+def playing(cluster: FaultCluster, plan: Sequence[Planned]) -> Iterator[Injector]:
+    """Plays a plan while the block runs; what is stopped goes on when the block fails."""
+    injector = Injector(cluster, plan)
+    injector.start()
+    try:
+        yield injector
+    finally:
+        injector.cancel()
+
+
+def spread(rng: random.Random, count: int, first: int, last: int) -> list[int]:
+    """Returns moments within a range, in order, one from each of count equal pieces of it."""
+    width = (last - first) / count
+    return [int(first + width * (place + rng.random())) for place in range(count)]

@@ -1,0 +1,39 @@
+"""A shard's folder as an oracle: its base, if there is one, and every change since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardam_server.shard.journal.file_names import read_current
+from shardam_server.shard.journal.frames import BASE_MAGIC, FrameReader
+from shardam_server.shard.journal.reader import read_journal
+
+from shardam_proto.v1 import journal_pb2
+from shardam_testing.faults.oracle import Oracle
+
+
+def read_oracle(folder: Path) -> Oracle:
+    """Replays what a shard's folder holds.
+
+    Raises:
+        AssertionError: a change does not follow from those before it.
+        JournalDamaged: a file cannot be read; also while the shard writes to it.
+    """
+    oracle = Oracle()
+    current = read_current(folder)
+    assert current is not None, f"{folder} holds no state"
+    if current.base is not None:
+        _read_base(oracle, folder / current.base)
+    for record, arrays in read_journal(folder):
+        oracle.apply(record, arrays)
+    return oracle
+
+
+def _read_base(oracle: Oracle, path: Path) -> None:
+    with FrameReader(path, BASE_MAGIC) as frames:
+        frames.read_preamble()
+        first = frames.next(0)
+        assert first is not None, f"{path} is empty"
+        oracle.change_number = journal_pb2.FileHeader.FromString(first.message).change_number
+        while (frame := frames.next(None)) is not None:
+            oracle.load(journal_pb2.BaseRecord.FromString(frame.message), frame.arrays)

@@ -1,0 +1,260 @@
+"""The connections of one proxy and the faults that wait for them. Everything here runs on the proxy's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import socket
+import struct
+import threading
+
+from shardam_testing.faults.frames import AnswerCounter
+from shardam_testing.faults.network_faults import Cut, Delay, Direction, Drop, Fired, NetworkFault, Partition, Swallow, kind_of
+
+PIECE_BYTES = 65_536
+"""Bytes of one read."""
+
+
+@dataclasses.dataclass(eq=False)
+class ArmedFault:
+    """A fault that waits for its moment.
+
+    Attributes:
+        fault: what it will be.
+        left_bytes: bytes of its direction that still pass before it.
+        fired: set when it has happened.
+    """
+
+    fault: NetworkFault
+    left_bytes: int
+    fired: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    def wait(self, timeout_s: float = 60.0) -> None:
+        """Waits until it has happened; from any thread.
+
+        Raises:
+            AssertionError: it did not in time.
+        """
+        assert self.fired.wait(timeout_s), f"waited {timeout_s:g} s for {self.fault} to fire"
+
+
+class Traffic:
+    """What has passed and what is to happen.
+
+    Args:
+        name: whom the proxy stands before.
+
+    Attributes:
+        fired: what has happened, in order.
+        bytes_seen: bytes that have gone each way.
+        connections: those that are open.
+        passing: cleared during a partition.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.fired: list[Fired] = []
+        self.bytes_seen: collections.Counter[Direction] = collections.Counter()
+        self.connections: set[Connection] = set()
+        self.passing = asyncio.Event()
+        self.passing.set()
+        self._name = name
+        self._armed: list[ArmedFault] = []
+
+    def arm(self, fault: NetworkFault) -> ArmedFault:
+        """Has a fault happen once."""
+        armed = ArmedFault(fault, 0 if isinstance(fault, Swallow) else fault.after_bytes)
+        self._armed.append(armed)
+        return armed
+
+    def heal(self) -> None:
+        """Forgets what has not happened and ends a partition."""
+        self._armed.clear()
+        self.passing.set()
+
+    def part(self, fault: Partition) -> None:
+        """Begins a partition."""
+        self.passing.clear()
+        self.note("partition", f"{len(self.connections)} connections")
+        if fault.seconds is not None:
+            asyncio.get_running_loop().call_later(fault.seconds, self.passing.set)
+
+    def cut_all(self) -> None:
+        """Cuts every connection."""
+        for connection in list(self.connections):
+            self.note("cut", "at once")
+            connection.end(reset=True)
+
+    def note(self, kind: str, detail: str) -> None:
+        """Notes that something has happened."""
+        self.fired.append(Fired(kind, self._name, detail))
+
+    def settle(self, armed: ArmedFault, detail: str) -> None:
+        """Notes that an armed fault has happened."""
+        if armed in self._armed:
+            self._armed.remove(armed)
+        self.note(kind_of(armed.fault), detail)
+        armed.fired.set()
+
+    def claim(self, direction: Direction, num_bytes: int) -> ArmedFault | None:
+        """Takes the fault that happens first within the next bytes of a direction, so that one connection alone acts it out."""
+        due = [armed for armed in self._armed if not isinstance(armed.fault, Swallow) and armed.fault.direction is direction]
+        first = min(due, key=lambda armed: armed.left_bytes, default=None)
+        if first is None or first.left_bytes > num_bytes:
+            return None
+        self._armed.remove(first)
+        return first
+
+    def give_back(self, armed: ArmedFault) -> None:
+        """Arms a claimed fault again: its connection ended before its byte."""
+        self._armed.insert(0, armed)
+
+    def swallow(self) -> ArmedFault | None:
+        """Returns the fault that discards replies now."""
+        return next((armed for armed in self._armed if isinstance(armed.fault, Swallow)), None)
+
+    def take_swallow(self, armed: ArmedFault) -> ArmedFault:
+        """Takes a fault that has begun on one connection, so that no other begins it."""
+        self._armed.remove(armed)
+        return armed
+
+    def count(self, direction: Direction, num_bytes: int) -> None:
+        """Counts bytes that go a way."""
+        self.bytes_seen[direction] += num_bytes
+        for armed in self._armed:
+            if not isinstance(armed.fault, Swallow) and armed.fault.direction is direction:
+                armed.left_bytes = max(armed.left_bytes - num_bytes, 0)
+
+
+class Connection:
+    """One connection and its other half.
+
+    Args:
+        traffic: of the proxy.
+        reader: the client's side.
+        writer: the client's side.
+    """
+
+    def __init__(self, traffic: Traffic, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._traffic = traffic
+        self._reader = reader
+        self._writers = [writer]
+        self._passing = asyncio.Event()
+        self._passing.set()
+        self._answers = AnswerCounter()
+        self._swallow: ArmedFault | None = None
+        self._num_swallowed = 0
+
+    async def run(self, target_port: int) -> None:
+        """Passes bytes both ways until either side ends."""
+        try:
+            shard_reader, shard_writer = await asyncio.open_connection("127.0.0.1", target_port)
+        except OSError:
+            self.end(reset=True)  # as a host without the shard answers, one moment later
+            return
+        client_writer = self._writers[0]
+        self._writers.append(shard_writer)
+        for writer in self._writers:
+            writer.transport.set_write_buffer_limits(high=0)  # drained means handed to the kernel
+        pumps = [
+            asyncio.create_task(self._pump(Direction.REQUESTS, self._reader, shard_writer)),
+            asyncio.create_task(self._pump(Direction.REPLIES, shard_reader, client_writer)),
+        ]
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        self.end(reset=False)
+
+    def end(self, *, reset: bool) -> None:
+        """Ends both sides at once."""
+        for writer in self._writers:
+            abort(writer, reset=reset)
+        self._passing.set()
+
+    async def _pump(self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(PIECE_BYTES):
+                while data and not writer.transport.is_closing():
+                    data = await self._pass_piece(direction, data, writer)
+
+    async def _pass_piece(self, direction: Direction, data: bytes, writer: asyncio.StreamWriter) -> bytes:
+        """Passes bytes up to the next fault, acts it out, and returns the rest."""
+        await self._traffic.passing.wait()
+        await self._passing.wait()
+        armed = self._traffic.claim(direction, len(data))
+        piece = data if armed is None else data[: armed.left_bytes]
+        try:
+            if piece:
+                self._traffic.count(direction, len(piece))
+                await self._write(direction, piece, writer)
+            if writer.transport.is_closing():
+                raise ConnectionResetError
+        except ConnectionError:
+            if armed is not None:
+                self._traffic.give_back(armed)
+            raise
+        if armed is not None:
+            await self._act(armed, direction)
+        return data[len(piece) :]
+
+    async def _write(self, direction: Direction, piece: bytes, writer: asyncio.StreamWriter) -> None:
+        if direction is Direction.REQUESTS:
+            self._answers.pass_requests(piece)
+        else:
+            of_all, of_streams = self._answers.pass_replies(piece)
+            if self._discards(of_all, of_streams):
+                return
+        writer.write(piece)
+        await writer.drain()
+
+    def _discards(self, of_all: int, of_streams: int) -> bool:
+        """Returns whether a piece of replies with so many answers is discarded."""
+        armed = self._swallow or self._traffic.swallow()
+        if armed is None or not isinstance(armed.fault, Swallow):
+            return False
+        num_answers = of_all if armed.fault.calls == "all" else of_streams
+        if self._swallow is None:
+            if not num_answers:
+                return False
+            self._swallow = self._traffic.take_swallow(armed)
+            asyncio.get_running_loop().call_later(armed.fault.seconds, self._end_swallow)
+        self._num_swallowed += num_answers
+        if self._num_swallowed >= armed.fault.answers:
+            self._end_swallow()
+        return True
+
+    def _end_swallow(self) -> None:
+        armed = self._swallow
+        if armed is not None and isinstance(armed.fault, Swallow) and not armed.fired.is_set():
+            self._traffic.settle(armed, f"{self._num_swallowed} answers")
+            self.end(reset=armed.fault.reset)
+
+    async def _act(self, armed: ArmedFault, direction: Direction) -> None:
+        traffic = self._traffic
+        at_byte = f"after {traffic.bytes_seen[direction]} bytes of {direction.value}"
+        match armed.fault:
+            case Cut(reset=reset):
+                traffic.settle(armed, at_byte)
+                self.end(reset=reset)
+            case Delay(seconds=seconds, pieces=pieces):
+                traffic.settle(armed, f"{seconds:g} s {at_byte}")
+                if pieces > 1:
+                    traffic.arm(dataclasses.replace(armed.fault, after_bytes=0, pieces=pieces - 1))
+                await asyncio.sleep(seconds)
+            case Drop(seconds=seconds):
+                traffic.settle(armed, f"{seconds:g} s {at_byte}")
+                self._passing.clear()
+                asyncio.get_running_loop().call_later(seconds, self._passing.set)
+            case Partition():
+                traffic.part(armed.fault)
+                armed.fired.set()
+
+
+def abort(writer: asyncio.StreamWriter, *, reset: bool) -> None:
+    """Closes a connection without sending what waits; by RST if told so."""
+    connection = writer.transport.get_extra_info("socket")
+    if reset and connection is not None and connection.fileno() >= 0:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
