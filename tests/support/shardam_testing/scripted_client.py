@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardam._arrays import Int64s
-from shardam._parts import PushChange, RowWrite, TableStepGradient, assign_change, push_change
+from shardam._parts import PushChange, RowWrite, TableStepGradient, assign_change, delete_change, push_change
 from shardam._pusher import Pusher
 from shardam._session import Session
 from shardam_kernels.factors import AdamOptions
@@ -51,6 +51,12 @@ class ScriptedClient:
         change = assign_change("t", INFO.table_id, write, self.session.route_map)
         self.pusher.run(change)
         return sum(answer.num_assigned for answer in change.answers.values())
+
+    def delete(self, row_ids: Int64s) -> int:
+        """Deletes rows and waits; returns how many existed."""
+        change = delete_change("t", INFO.table_id, row_ids, self.session.route_map)
+        self.pusher.run(change)
+        return sum(answer.num_deleted for answer in change.answers.values())
 
     def endings(self) -> list[list[Ending]]:
         """How the numbers ended, by shard."""

@@ -13,11 +13,11 @@ import grpc
 import numpy as np
 
 from shardam._backoff import Deadline
+from shardam._endings import is_refusal
 from shardam._session import Session, SessionOptions
 from shardam._values import TableInfo
 from shardam_proto.errors import (
     DETAILS_KEY,
-    BadOption,
     ClientClosed,
     SequenceError,
     ShardamError,
@@ -29,20 +29,28 @@ from shardam_proto.registry import ClusterEntry, ClusterView, Keys, ShardEntry, 
 from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc, row_pb2, row_pb2_grpc
+from shardam_testing.scripted_streams import HOLD, LOSE_ANSWER, SWALLOW, BrokenConnection, Fault, ScriptedStream
+
+__all__ = [
+    "CLUSTER_ID",
+    "FAIL_BEFORE",
+    "HOLD",
+    "INFO",
+    "LOSE_ANSWER",
+    "SWALLOW",
+    "WINDOW",
+    "Ending",
+    "Fault",
+    "ScriptedShard",
+    "scripted_cluster",
+    "scripted_session",
+    "view_of",
+]
 
 CLUSTER_ID = "scripted"
 
-LOSE_ANSWER = "lose answer"
-"""The shard does what it is asked, and the caller sees the connection fail."""
-
 FAIL_BEFORE = "fail before"
 """The caller sees the connection fail; the shard has done nothing."""
-
-SWALLOW = "swallow"
-"""The shard does what it is asked and never answers; the stream lives on. On streams only."""
-
-HOLD = "hold"
-"""The shard does what it is asked and answers after its next answer. On streams only."""
 
 WINDOW = 64
 """Numbers whose outcome a shard keeps."""
@@ -52,19 +60,12 @@ MAX_GATE_S = 60.0
 
 INFO = TableInfo(TableSpec("t", 2), table_id=77, table_seed=1)
 
-Fault = ShardamError | str | threading.Event | None
-"""An event is a gate: the shard takes nothing more until it is set, then goes on as ever. None: no fault."""
-
 Ending = tuple[int, str, list[int]]
 
 _RowChange = row_pb2.AssignRowsRequest | row_pb2.DeleteRowsRequest | row_pb2.ClearMomentsRequest
 _Change = embedding_pb2.PushRequest | embedding_pb2.CloseNumberRequest | _RowChange
 _Request = _Change | embedding_pb2.PullRequest
 _Context = grpc.ServicerContext
-
-
-class BrokenConnection(Exception):
-    """The connection is to fail here."""
 
 
 @dataclasses.dataclass
@@ -74,11 +75,14 @@ class ScriptedShard:
     Attributes:
         cuts: chunk indexes: at this chunk of the next push that has it the connection fails.
         open_faults: errors of the next calls of Open.
+        stream_faults: errors of the next streams.
         beat_faults: errors of the next calls of Heartbeat.
         fired: faults and cuts that were used.
+        refused: reasons given on streams.
         seen: (method, number, row ids) of each such call.
         closed: (number, how it ended: "push", "assign", "delete", "clear", "skip" or "void", tables).
         num_chunks: chunks that arrived.
+        rows_of: gradients of the last push under each number.
     """
 
     index: int
@@ -92,16 +96,20 @@ class ScriptedShard:
     faults_of: dict[int, collections.deque[Fault]] = dataclasses.field(default_factory=dict)
     cuts: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
     open_faults: collections.deque[ShardamError] = dataclasses.field(default_factory=collections.deque)
+    stream_faults: collections.deque[ShardamError] = dataclasses.field(default_factory=collections.deque)
     beat_faults: collections.deque[ShardamError] = dataclasses.field(default_factory=collections.deque)
     fired: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    refused: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     seen: list[tuple[str, int, list[int]]] = dataclasses.field(default_factory=list)
     closed: list[Ending] = dataclasses.field(default_factory=list)
     outcomes: dict[int, bytes] = dataclasses.field(default_factory=dict)
     rows_of: dict[int, bytes] = dataclasses.field(default_factory=dict)
     opened: int = 0
+    wants_heartbeats: bool = False
     beats: int = 0
     num_chunks: int = 0
     num_streams: int = 0
+    num_repeats: int = 0
     left: list[bytes] = dataclasses.field(default_factory=list)
     headers: list[common_pb2.RequestHeader] = dataclasses.field(default_factory=list)
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
@@ -137,8 +145,9 @@ class ScriptedShard:
             self.lineage, self.last = lineage, 0
             self.outcomes.clear()
 
-    def entry(self) -> ShardEntry:
-        return ShardEntry(self.index, self.address, self.address, self.incarnation, self.lineage, "cpu", 1, ready=True)
+    def entry(self, *, ready: bool = True, lost: bool = False) -> ShardEntry:
+        address = self.address
+        return ShardEntry(self.index, address, address, self.incarnation, self.lineage, "cpu", 1, ready=ready, lost=lost)
 
     # -- what it does
 
@@ -164,6 +173,7 @@ class ScriptedShard:
                     raise SequenceError(f"{number} is too old", reason="SEQUENCE_EXPIRED")
                 if self.outcomes[number] != content:
                     raise SequenceError(f"{number} had another content", reason="SEQUENCE_REUSED")
+                self.num_repeats += 1
                 return True, fault
             self.last = number
             self.outcomes[number] = content
@@ -183,6 +193,8 @@ class ScriptedShard:
             own = self.faults_of.get(header.number)
             queue = own if own else self.faults
             fault = queue.popleft() if queue else None
+            if isinstance(fault, ShardamError) and is_refusal(fault) and not self._may_refuse(method, header.number):
+                fault = None
             if fault is not None:
                 self.fired[fault if isinstance(fault, str) else type(fault).__name__] += 1
         if isinstance(fault, ShardamError):
@@ -193,6 +205,10 @@ class ScriptedShard:
         if fault == FAIL_BEFORE:
             raise BrokenConnection
         return fault
+
+    def _may_refuse(self, method: str, number: int) -> bool:
+        """Whether a shard may refuse a call for good: a repeat or a gap is told before a change is looked at."""
+        return method != "close" and number in (0, self.last + 1)
 
     def answer(self, request: _Request) -> tuple[embedding_pb2.ExchangeResponse, Fault]:
         """Does what a request says."""
@@ -252,69 +268,13 @@ def abort(context: _Context, error: ShardamError) -> None:
     context.abort(error.rule.code, error.message)
 
 
-class _Stream:
-    """One Exchange call: puts chunks together, answers in the order that the faults give."""
-
-    def __init__(self, shard: ScriptedShard) -> None:
-        self._shard = shard
-        self._chunks: list[embedding_pb2.PushRequest] = []
-        self._held: list[embedding_pb2.ExchangeResponse] = []
-
-    def take(self, message: embedding_pb2.ExchangeRequest) -> list[embedding_pb2.ExchangeResponse]:
-        """Takes one message and returns what is answered now."""
-        request: _Request | None = getattr(message, message.WhichOneof("request") or "pull")
-        if isinstance(request, embedding_pb2.PushRequest):
-            request = self._whole(request)
-        if request is None:
-            return []
-        try:
-            answer, fault = self._shard.answer(request)
-        except ShardamError as error:
-            refusal = embedding_pb2.Refusal(reason=error.reason, message=error.message, metadata=error.metadata)
-            answer, fault = embedding_pb2.ExchangeResponse(request_id=request.header.request_id, refusal=refusal), None
-        if fault == LOSE_ANSWER:
-            raise BrokenConnection
-        if fault == SWALLOW:
-            return []
-        if fault == HOLD:
-            self._held.append(answer)
-            return []
-        held, self._held = self._held, []
-        return [answer, *held]
-
-    def _whole(self, push: embedding_pb2.PushRequest) -> embedding_pb2.PushRequest | None:
-        """Returns a push once its last chunk is there."""
-        shard, header = self._shard, push.header
-        if header.num_chunks <= 1:
-            return push
-        shard.num_chunks += 1
-        if shard.cuts and shard.cuts[0] == header.chunk_index:
-            shard.fired[f"cut at chunk {shard.cuts.popleft()}"] += 1
-            raise BrokenConnection
-        if header.chunk_index == 0:
-            self._chunks = []
-        self._chunks.append(push)
-        first = self._chunks[0]
-        ids = [(chunk.header.request_id, chunk.header.number, chunk.header.num_chunks) for chunk in self._chunks]
-        if header.chunk_index != len(self._chunks) - 1 or len(set(ids)) != 1:
-            raise AssertionError(f"chunk {header.chunk_index} of request {header.request_id} came after {ids}")
-        if len(self._chunks) < header.num_chunks:
-            return None
-        whole = embedding_pb2.PushRequest(header=header, options=first.options, sections=first.sections)
-        whole.row_ids = b"".join(chunk.row_ids for chunk in self._chunks)
-        whole.rows = b"".join(chunk.rows for chunk in self._chunks)
-        self._chunks = []
-        if len(whole.row_ids) + len(whole.rows) != first.total_bytes:
-            raise BadOption(f"total_bytes is {first.total_bytes}")
-        return whole
-
-
 class _Embedding(embedding_pb2_grpc.EmbeddingServiceServicer):
     def __init__(self, shard: ScriptedShard) -> None:
         self.shard = shard
 
     def Open(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         self.shard.opened += 1
+        self.shard.wants_heartbeats = request.heartbeats
         if self.shard.open_faults:
             abort(context, self.shard.open_faults.popleft())
         return embedding_pb2.OpenResponse(
@@ -336,7 +296,9 @@ class _Embedding(embedding_pb2_grpc.EmbeddingServiceServicer):
 
     def Exchange(self, request_iterator, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         self.shard.num_streams += 1
-        stream = _Stream(self.shard)
+        if self.shard.stream_faults:
+            abort(context, self.shard.stream_faults.popleft())
+        stream = ScriptedStream(self.shard)
         for message in request_iterator:
             try:
                 answers = stream.take(message)

@@ -10,7 +10,7 @@ from shardam_testing.scripted_client import ScriptedClient, pushed, scripted_cli
 from shardam_testing.scripted_shards import FAIL_BEFORE, INFO, LOSE_ANSWER, SWALLOW
 from shardam_testing.waiting import wait_for
 
-from shardam._parts import RowWrite, TableStepGradient, assign_change, delete_change, push_change
+from shardam._parts import RowWrite, TableStepGradient, assign_change, push_change
 from shardam._reads import read_weights
 from shardam.errors import (
     ClientClosed,
@@ -113,9 +113,9 @@ def test_what_some_shards_applied_is_void_on_the_others_with_the_tables_that_ste
 def test_a_row_change_refused_by_one_shard_is_void_there_and_steps_no_table(client: ScriptedClient, kind: str) -> None:
     client.shards[0].faults.append(FULL)
     row_ids = client.ids_of(0)
-    delete = delete_change("t", INFO.table_id, row_ids, client.session.route_map)
+    change = client.assign if kind == "assign" else client.delete
     with pytest.raises(RowLimit):
-        _ = client.assign(row_ids) if kind == "assign" else client.pusher.run(delete)
+        change(row_ids)
     assert client.endings() == [[(1, "void", [])], [(1, kind, [])], [(1, kind, [])]]
 
 
