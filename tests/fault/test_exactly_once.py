@@ -28,6 +28,9 @@ SEED = 7
 COUNT = 240
 """Changes of a worker: a second without faults, so that three kills lie well within."""
 
+LARGE_ROWS = 16_000
+"""Rows of a large push: more than a MiB for each of three shards, so that it travels in chunks."""
+
 HANG_S = 240.0
 pytestmark = pytest.mark.timeout(HANG_S)
 
@@ -44,15 +47,15 @@ class Run:
 def fault_free(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The same changes without a fault, on one shard."""
     with running_fault_cluster(tmp_path_factory.mktemp("fault-free"), 1) as cluster:
-        worker = cluster.workers.start(SEED, COUNT, in_flight=8)
+        worker = cluster.workers.start(SEED, COUNT, in_flight=8, large_rows=LARGE_ROWS)
         assert worker.wait(HANG_S) == 0, worker.log_text()
         assert cluster.network_fired() == []
         return Run(all_rows(cluster), dict(worker.noted.pulled))
 
 
-@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize(("num_shards", "journal_limit_mib"), [(1, "1024"), (3, "4")], ids=["1 shard", "3 shards, with bases"])
 def test_one_worker_s_run_with_kills_and_a_broken_network_ends_with_the_bits_of_the_run_without(
-    tmp_path: Path, fault_free: Run, num_shards: int
+    tmp_path: Path, fault_free: Run, num_shards: int, journal_limit_mib: str
 ) -> None:
     rng = random.Random(num_shards)
 
@@ -70,8 +73,8 @@ def test_one_worker_s_run_with_kills_and_a_broken_network_ends_with_the_bits_of_
         Planned(Acknowledged(0, 60), Network(shard(), Delay(0.02, pieces=5))),
         Planned(Acknowledged(0, 90), Network(shard(), Drop(0.2))),
     ]
-    with running_fault_cluster(tmp_path, num_shards) as cluster:
-        worker = cluster.workers.start(SEED, COUNT, in_flight=8)
+    with running_fault_cluster(tmp_path, num_shards, journal_limit_mib=journal_limit_mib) as cluster:
+        worker = cluster.workers.start(SEED, COUNT, in_flight=8, large_rows=LARGE_ROWS)
         with playing(cluster, plan) as injector:
             status = worker.wait(HANG_S)
             assert status == 0, f"{worker.noted.error}\n{worker.log_text()}"
@@ -81,6 +84,8 @@ def test_one_worker_s_run_with_kills_and_a_broken_network_ends_with_the_bits_of_
         assert cluster.num_restarts == 3
         verified = verify(cluster)
         verified.check()
+        has_bases = [oracle.base_change_number > 0 for oracle in verified.oracles]
+        assert has_bases == [journal_limit_mib != "1024"] * num_shards
         assert run_differences(fault_free.rows, all_rows(cluster)) == []
         assert worker.noted.pulled == fault_free.pulled
         assert [oracle.clients[worker.noted.client_id].last_number for oracle in verified.oracles] == [COUNT] * num_shards
@@ -95,7 +100,7 @@ def test_shardam_up_starts_killed_shards_again_and_the_worker_trains_on_to_the_s
         ready = ready_of(running)
         workers = Workers(ready.redis_url, tmp_path, ready.cluster)
         try:
-            worker = workers.start(SEED, COUNT, in_flight=8)
+            worker = workers.start(SEED, COUNT, in_flight=8, large_rows=LARGE_ROWS)
             for number in spread(rng, 2, 10, 200):
                 worker.wait_acknowledged(number, HANG_S)
                 index = rng.randrange(2)
@@ -121,7 +126,8 @@ def test_several_workers_under_kills_and_a_broken_network_leave_each_shard_with_
         Planned(Acknowledged(0, 100), CutAll(1)),
     ]
     with running_fault_cluster(tmp_path, num_shards) as cluster:
-        workers = [cluster.workers.start(100 + index, COUNT, in_flight=4 + 8 * index) for index in range(3)]
+        workers = [cluster.workers.start(100 + index, COUNT, in_flight=4 + 8 * index) for index in range(2)]
+        workers.append(cluster.workers.start(102, COUNT, in_flight=32, large_rows=LARGE_ROWS))
         with playing(cluster, plan) as injector:
             workers[1].wait(HANG_S)
             workers.append(cluster.workers.start(200, 100, in_flight=16))

@@ -48,6 +48,7 @@ class Oracle:
         clients: by id, forgotten ones too.
         applied: numbered changes, in order.
         change_number: of the last record.
+        base_change_number: of the base from which it began; 0: of none.
     """
 
     def __init__(self) -> None:
@@ -55,6 +56,7 @@ class Oracle:
         self.clients: dict[bytes, OracleClient] = {}
         self.applied: list[Applied] = []
         self.change_number = 0
+        self.base_change_number = 0
 
     def table(self, name: str) -> OracleTable:
         """Returns a table by name."""

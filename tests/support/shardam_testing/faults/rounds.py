@@ -16,6 +16,7 @@ from shardam_testing.faults.comparison import RUN_FIELDS, differences
 from shardam_testing.faults.fault_free import expected_rows
 from shardam_testing.faults.injector import (
     MANY,
+    Acknowledged,
     Action,
     CutAll,
     Elapsed,
@@ -30,6 +31,7 @@ from shardam_testing.faults.injector import (
     StopShard,
     StopWorker,
     playing,
+    spread,
 )
 from shardam_testing.faults.network_faults import Cut, Delay, Direction, Drop, Partition, Swallow
 from shardam_testing.faults.sequence import TABLES
@@ -44,6 +46,9 @@ ARMED_TIMEOUT_S = 3.0
 
 PACE_S = 0.01
 """Rest between two changes of a worker, so that the oracle has no more to replay than faults to find."""
+
+CHANGES_PER_KILL = 20
+"""Changes between two kills of a run under kills, so that each finds new rows."""
 
 SLEEP_S = 6.0
 """A worker that is stopped for so long is closed: its client lease is 4 s (cluster.SHRUNK)."""
@@ -116,15 +121,15 @@ def make_round(seed: int, place: int, num_kills: int) -> Round:
 
 def _run_under_kills(rng: random.Random, place: int, *, num_shards: int, num_kills: int) -> Round:
     plan = []
-    for number in range(num_kills):
-        moment = Elapsed(0.3 + 0.4 * number)
+    for kill, number in enumerate(spread(rng, num_kills, 10, 10 + num_kills * CHANGES_PER_KILL)):
+        moment = Acknowledged(0, number)
         plan.append(Planned(moment, KillShard(rng.randrange(num_shards))))
-        if number % 3 == 0:
+        if kill % 3 == 0:
             plan.append(Planned(moment, Network(rng.randrange(num_shards), Swallow())))
-        if number % 3 == 1:
+        if kill % 3 == 1:
             plan.append(Planned(moment, Network(rng.randrange(num_shards), Cut(rng.randrange(4000)))))
     name = f"1 worker, {num_shards} shards, {num_kills} kills of shards"
-    return Round(name, num_shards, (1000 + place,), 8, {}, tuple(plan))
+    return Round(name, num_shards, (1000 + place,), 4, {}, tuple(plan))
 
 
 def _random_actions(rng: random.Random, num_shards: int, num_workers: int) -> list[tuple[float, Action]]:

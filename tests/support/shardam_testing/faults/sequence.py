@@ -19,6 +19,7 @@ TABLES = (
     TableSpec("bfloat16", 6, dtype="bfloat16", init=Normal(0, 0.1)),
     TableSpec("float16_by_row", 3, dtype="float16", step="row", padding_idx=0, init=Constant(0.25)),
     TableSpec("bounded", 16, num_embeddings=300, padding_idx=-1),
+    TableSpec("wide", 64),
 )
 """Every dtype and step mode, hashed and bounded ids, a dim off every vector's width."""
 
@@ -27,6 +28,9 @@ NUM_IDS = 150
 
 MAX_ROWS = 40
 """Rows of one table's push at most."""
+
+LARGE_EVERY = 24
+"""One push in so many is large, if any is."""
 
 OPTIONS = (
     AdamOptions(lr=0.05),
@@ -83,9 +87,13 @@ def make_change(seed: int, number: int, *, large_rows: int = 0) -> Change:
     Args:
         seed: of the worker.
         number: from 1.
-        large_rows: rows of every 16th push, so that it is sent in chunks; 0: none is large.
+        large_rows: rows of each LARGE_EVERY-th push, most of them different, so that it is sent in chunks; 0: none is large.
     """
     rng = np.random.default_rng([seed, number])
+    if large_rows and number % LARGE_EVERY == 0:
+        ids = rng.integers(0, 2 * large_rows, large_rows)
+        gradients = rng.standard_normal((large_rows, TABLES[-1].dim)).astype(np.float32)
+        return Push((TablePush(TABLES[-1], ids, gradients, OPTIONS[0], 1.0),))
     kind = rng.random()
     spec = TABLES[rng.integers(len(TABLES))]
     if kind < 0.04:
@@ -94,8 +102,6 @@ def make_change(seed: int, number: int, *, large_rows: int = 0) -> Change:
         ids = np.unique(_ids(rng, spec, 10))
         weight, exp_avg = (rng.standard_normal((ids.size, spec.dim)).astype(np.float32) for _ in range(2))
         return Assign(spec, ids, weight, exp_avg if rng.random() < 0.5 else None, if_absent=bool(rng.random() < 0.5))
-    if large_rows and number % 16 == 0:
-        return Push((_table_push(rng, TABLES[0], large_rows),))
     count = int(rng.choice([1, 1, 1, 2, len(TABLES)]))
     chosen = [TABLES[place] for place in sorted(rng.permutation(len(TABLES))[:count])]
     return Push(tuple(_table_push(rng, table, int(rng.integers(MAX_ROWS + 1))) for table in chosen))

@@ -34,6 +34,6 @@ def _read_base(oracle: Oracle, path: Path) -> None:
         frames.read_preamble()
         first = frames.next(0)
         assert first is not None, f"{path} is empty"
-        oracle.change_number = journal_pb2.FileHeader.FromString(first.message).change_number
+        oracle.base_change_number = oracle.change_number = journal_pb2.FileHeader.FromString(first.message).change_number
         while (frame := frames.next(None)) is not None:
             oracle.load(journal_pb2.BaseRecord.FromString(frame.message), frame.arrays)
