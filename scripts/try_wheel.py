@@ -121,7 +121,7 @@ class Environment:
             process = subprocess.Popen(
                 [str(self._bin / program), *arguments],
                 cwd=folder,
-                env=inherited,
+                env={**inherited, "XDG_STATE_HOME": folder},  # what `up` keeps goes with the folder
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -1,5 +1,5 @@
-"""What holds for every test: a clean environment, repeatable Hypothesis runs, no skip that is not on the list, and a summary of
-what tests measured.
+"""What holds for every test: a clean environment away from the user's state folder, repeatable Hypothesis runs, no skip that is
+not on the list, and a summary of what tests measured.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from shardam_testing.state_home import fresh_state_home, remove_state_homes
 
 SKIPS_PATH = Path(__file__).with_name("skips.toml")
 
@@ -19,11 +20,17 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name.startswith("SHARDAM_") or name.lower() in ("http_proxy", "https_proxy", "all_proxy"):
             del os.environ[name]
+    os.environ["XDG_STATE_HOME"] = str(fresh_state_home())  # no test keeps anything with the user's own state
     # No deadline: a busy machine is no failure. Derandomized: a red run can be repeated.
     hypothesis.settings.register_profile("shardam", deadline=None, derandomize=True, print_blob=True)
     hypothesis.settings.load_profile("shardam")
     config.pluginmanager.register(SkipCheck(), "shardam-skip-check")
     config.pluginmanager.register(Measured(), "shardam-measured")
+
+
+def pytest_unconfigure() -> None:
+    """Removes what processes of tests have kept."""
+    remove_state_homes()
 
 
 class Measured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 FIRST_WAIT_S = 0.05
@@ -39,8 +40,22 @@ class Backoff:
         self._wait_s = FIRST_WAIT_S
         self.num_waits = 0
 
-    def wait(self, deadline: Deadline) -> None:
-        """Sleeps half to all of the present wait (so that many clients do not come back as one), then doubles it."""
-        time.sleep(min(self._wait_s * random.uniform(0.5, 1.0), deadline.remaining_s))
+    def next_s(self) -> float:
+        """Returns half to all of the present wait (so that many clients do not come back as one), then doubles it."""
+        wait_s = self._wait_s * random.uniform(0.5, 1.0)
         self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)
         self.num_waits += 1
+        return wait_s
+
+    def wait(self, deadline: Deadline, over: threading.Event | None = None) -> None:
+        """Sleeps for the next wait, or until the deadline.
+
+        Args:
+            deadline: until when at most.
+            over: ends the sleep when it is set.
+        """
+        wait_s = min(self.next_s(), deadline.remaining_s)
+        if over is None:
+            time.sleep(wait_s)
+        else:
+            over.wait(wait_s)

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from shardam._link import ShardLink
 from shardam_proto.channels import UnaryCall
-from shardam_proto.v1 import common_pb2
+from shardam_proto.v1 import common_pb2, embedding_pb2
 
 
 class Request(Protocol):
@@ -22,20 +22,68 @@ class Request(Protocol):
 
 RequestT = TypeVar("RequestT", bound=Request)
 ResponseT = TypeVar("ResponseT")
+AnswerT = TypeVar("AnswerT", covariant=True)
+
+
+class AnyCall(Protocol[AnswerT]):
+    """A request for one shard that changes nothing, or nothing more when it is repeated."""
+
+    @property
+    def link(self) -> ShardLink:
+        """The shard."""
+        ...
+
+    @property
+    def header(self) -> common_pb2.RequestHeader:
+        """The request's header, filled in before each try."""
+        ...
+
+    def make(self, timeout_s: float) -> AnswerT:
+        """Makes the call once."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardCall(Generic[RequestT, ResponseT]):
-    """A request for one shard.
+    """A unary call.
 
     Attributes:
         link: the shard.
         method: picks the stub's method; the stub changes when the shard moves.
         message: the request without its header.
-        number: number of the change; 0: a read.
     """
 
     link: ShardLink
     method: Callable[[ShardLink], UnaryCall[RequestT, ResponseT]]
     message: RequestT
-    number: int = 0
+
+    @property
+    def header(self) -> common_pb2.RequestHeader:
+        """The request's header."""
+        return self.message.header
+
+    def make(self, timeout_s: float) -> ResponseT:
+        """Makes the call once; raises as ShardLink.call."""
+        return self.link.call(self.method, self.message, timeout_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class PullCall:
+    """A pull over the shard's stream.
+
+    Attributes:
+        link: the shard.
+        message: the request without its header.
+    """
+
+    link: ShardLink
+    message: embedding_pb2.PullRequest
+
+    @property
+    def header(self) -> common_pb2.RequestHeader:
+        """The request's header."""
+        return self.message.header
+
+    def make(self, timeout_s: float) -> embedding_pb2.PullResponse:
+        """Asks once; raises as ShardLink.pull."""
+        return self.link.pull(self.message, timeout_s)

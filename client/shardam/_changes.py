@@ -1,56 +1,89 @@
-"""Numbered changes, one in flight: every shard gets its part, and a number is closed on all shards in one way.
+"""A numbered change as a value: its parts, and how its number has ended on each shard so far (PROTOCOL.md, section 4).
 
-PROTOCOL.md, section 4. Knows nothing of tables or rows; _parts.py builds the parts.
+Knows nothing of streams; _parts.py builds the parts, _lane.py sends them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
-from collections.abc import Callable
-from typing import Generic, Protocol, TypeGuard, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
 
-from shardam._calls import RequestT, ShardCall
-from shardam._link import ShardLink
-from shardam._session import Session, ends_client
-from shardam_proto.channels import UnaryCall
 from shardam_proto.errors import ShardamError, make_error
-from shardam_proto.v1 import embedding_pb2
-
-logger = logging.getLogger(__name__)
+from shardam_proto.v1 import common_pb2, embedding_pb2
 
 AnswerT = TypeVar("AnswerT")
+PartAnswerT = TypeVar("PartAnswerT", covariant=True)
+
+
+class Part(Protocol[PartAnswerT]):
+    """What one shard gets of a change."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of ids and rows that it keeps in memory."""
+        ...
+
+    def messages(self, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
+        """Makes its messages, one after the other; the header is the iterator's from then on."""
+        ...
+
+    def answer(self, response: embedding_pb2.ExchangeResponse) -> PartAnswerT:
+        """Returns the answer of its kind."""
+        ...
+
+
+PartT = TypeVar("PartT", bound=Part[object])
 
 
 class AnyChange(Protocol):
     """A change whatever its messages are."""
 
     number: int
-    refusals: dict[int, ShardamError]
-    closed: set[int]
 
     @property
-    def answered(self) -> set[int]:
-        """Shards that applied their part."""
+    def num_bytes(self) -> int:
+        """Bytes that it keeps in memory until every shard has answered."""
         ...
 
-    def stepped_tables(self) -> list[int]:
-        """Tables that stepped where the change was applied."""
+    @property
+    def closes(self) -> bool:
+        """True: every shard has an outcome and some refused it, so its number is to be closed where it was refused."""
         ...
 
-    def call_for(self, link: ShardLink) -> Callable[[Session], None]:
-        """Returns what sends this shard's part and keeps the answer."""
+    @property
+    def settled(self) -> bool:
+        """True: its number is closed on every shard."""
+        ...
+
+    def refused_by(self, shard: int) -> bool:
+        """True: the shard refused it for good."""
+        ...
+
+    def messages(self, shard: int, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
+        """Makes the messages that are this shard's turn: its part, or how its number ends there."""
+        ...
+
+    def take(self, shard: int, response: embedding_pb2.ExchangeResponse) -> None:
+        """Notes that a shard has done what its messages said."""
+        ...
+
+    def refuse(self, shard: int, error: ShardamError) -> None:
+        """Notes that a shard refused its part for good."""
+        ...
+
+    def refusal(self) -> ShardamError | None:
+        """Returns why a settled change was refused, with each shard's outcome, or None."""
         ...
 
 
-@dataclasses.dataclass
-class Change(Generic[RequestT, AnswerT]):
+@dataclasses.dataclass(eq=False)
+class Change(Generic[PartT, AnswerT]):
     """One numbered change and how far it has come; its parts are kept until every shard has answered.
 
     Attributes:
-        method: picks the stub's method.
-        parts: one message per shard, empty ones too, by shard index.
+        parts: one for each shard, empty ones too, by shard index.
+        answer_of: reads the answer of a part.
         steps_of: ids of the tables that stepped, from an answer; row changes step none.
         number: its number, once it has one.
         answers: what shards that applied it said.
@@ -58,8 +91,8 @@ class Change(Generic[RequestT, AnswerT]):
         closed: refusing shards on which its number is closed.
     """
 
-    method: Callable[[ShardLink], UnaryCall[RequestT, AnswerT]]
-    parts: list[RequestT]
+    parts: list[PartT]
+    answer_of: Callable[[PartT, embedding_pb2.ExchangeResponse], AnswerT]
     steps_of: Callable[[AnswerT], list[int]]
     number: int = 0
     answers: dict[int, AnswerT] = dataclasses.field(default_factory=dict)
@@ -67,126 +100,57 @@ class Change(Generic[RequestT, AnswerT]):
     closed: set[int] = dataclasses.field(default_factory=set)
 
     @property
-    def answered(self) -> set[int]:
-        """Shards that applied their part."""
-        return set(self.answers)
+    def num_bytes(self) -> int:
+        """Bytes that it keeps in memory until every shard has answered."""
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def closes(self) -> bool:
+        """True: every shard has an outcome and some refused it."""
+        return bool(self.refusals) and len(self.answers) + len(self.refusals) == len(self.parts)
+
+    @property
+    def settled(self) -> bool:
+        """True: its number is closed on every shard."""
+        return len(self.answers) + len(self.closed) == len(self.parts)
+
+    def refused_by(self, shard: int) -> bool:
+        """True: the shard refused it for good."""
+        return shard in self.refusals
 
     def stepped_tables(self) -> list[int]:
         """Tables that stepped where the change was applied."""
         return sorted({table_id for answer in self.answers.values() for table_id in self.steps_of(answer)})
 
-    def call_for(self, link: ShardLink) -> Callable[[Session], None]:
-        """Returns what sends this shard's part and keeps the answer."""
+    def messages(self, shard: int, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
+        """Makes the shard's part; where it was refused, SKIP if no shard applied it, else VOID with what stepped elsewhere."""
+        if shard not in self.refusals:
+            return self.parts[shard].messages(header)
+        kind = embedding_pb2.CLOSE_KIND_VOID if self.answers else embedding_pb2.CLOSE_KIND_SKIP
+        close = embedding_pb2.CloseNumberRequest(header=header, kind=kind, table_ids=self.stepped_tables())
+        return iter((embedding_pb2.ExchangeRequest(close_number=close),))
 
-        def send(session: Session) -> None:
-            request = ShardCall(link, self.method, self.parts[link.index], self.number)
-            self.answers[link.index] = session.answer(request)
+    def take(self, shard: int, response: embedding_pb2.ExchangeResponse) -> None:
+        """Notes that a shard has applied its part, or closed the number that it had refused."""
+        if shard in self.refusals:
+            self.closed.add(shard)
+        else:
+            self.answers[shard] = self.answer_of(self.parts[shard], response)
 
-        return send
+    def refuse(self, shard: int, error: ShardamError) -> None:
+        """Notes that a shard refused its part for good."""
+        self.refusals[shard] = error
 
-
-class ChangeLog:
-    """Gives numbers to a client's changes and sees each through before the next. Used from one thread.
-
-    Args:
-        session: the client.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._last_number = 0
-        self._unsettled: AnyChange | None = None
-
-    @property
-    def has_unsettled(self) -> bool:
-        """True: a change got no answer in time; it is kept and sent again before the next one."""
-        return self._unsettled is not None
-
-    def run(self, change: AnyChange) -> None:
-        """Gives the next number to a change and returns when all shards have applied it.
-
-        Raises:
-            ShardUnreachable: a shard did not answer in time; the change is kept, see settle.
-            ShardamError: why it was refused, with each shard's outcome; its number is closed everywhere.
-        """
-        if self._unsettled is not None:
-            raise AssertionError("the former change is not settled")
-        change.number = self._last_number + 1
-        self._unsettled = change
-        self.settle()
-
-    def settle(self) -> None:
-        """Sends the present change to the shards that have not answered it yet. Nothing to do if there is none.
-
-        Raises:
-            ShardamError: as run.
-        """
-        change = self._unsettled
-        if change is None:
-            return
-        self._send_parts(change)
-        if change.refusals:
-            self._close_refusing(change)
-        self._last_number, self._unsettled = change.number, None
-        if change.refusals:
-            raise self._refusal(change)
-
-    def _send_parts(self, change: AnyChange) -> None:
-        done = change.answered | set(change.refusals)
-        links = [link for link in self._session.links if link.index not in done]
-        problems: list[BaseException] = []
-        for link, error in self._call_all(links, [change.call_for(link) for link in links]):
-            if error is None:
-                link.acknowledged = change.number
-            elif _is_refusal(error):
-                change.refusals[link.index] = error
-            else:
-                problems.append(error)
-        if problems:
-            raise problems[0]
-
-    def _close_refusing(self, change: AnyChange) -> None:
-        """Uses the number up where it was refused: SKIP if no shard applied it, else VOID with the tables that stepped."""
-        kind = embedding_pb2.CLOSE_KIND_VOID if change.answered else embedding_pb2.CLOSE_KIND_SKIP
-        table_ids = change.stepped_tables()
-        links = [link for link in self._session.links if link.index in set(change.refusals) - change.closed]
-
-        def close(link: ShardLink, session: Session) -> None:
-            message = embedding_pb2.CloseNumberRequest(kind=kind, table_ids=table_ids)
-            session.answer(ShardCall(link, lambda target: target.embedding.CloseNumber, message, change.number))
-
-        problems: list[BaseException] = []
-        for link, error in self._call_all(links, [functools.partial(close, link) for link in links]):
-            if error is None:
-                change.closed.add(link.index)
-                link.acknowledged = change.number
-            else:
-                if _is_refusal(error):
-                    self._session.fail(error)  # the number stays open there: this client's numbers no longer agree
-                problems.append(error)
-        if problems:
-            raise problems[0]
-
-    def _call_all(
-        self, links: list[ShardLink], calls: list[Callable[[Session], None]]
-    ) -> list[tuple[ShardLink, BaseException | None]]:
-        """Makes the calls side by side, all of them before any answer is awaited."""
-        results = self._session.writers.run_all([functools.partial(call, self._session) for call in calls])
-        errors = [result if isinstance(result, BaseException) else None for result in results]
-        return list(zip(links, errors, strict=True))
-
-    def _refusal(self, change: AnyChange) -> ShardamError:
-        index, first = min(change.refusals.items())
-        if len(self._session.links) == 1:
+    def refusal(self) -> ShardamError | None:
+        """Returns why a settled change was refused, with each shard's outcome, or None."""
+        if not self.refusals:
+            return None
+        index, first = min(self.refusals.items())
+        if len(self.parts) == 1:
             return first
         outcomes = [
-            f"shard {link.index} {change.refusals[link.index].reason if link.index in change.refusals else 'applied it'}"
-            for link in self._session.links
+            f"shard {shard} {self.refusals[shard].reason if shard in self.refusals else 'applied it'}"
+            for shard in range(len(self.parts))
         ]
-        message = f"{first.message} (refused by shard {index}; number {change.number}: {', '.join(outcomes)})"
+        message = f"{first.message} (refused by shard {index}; number {self.number}: {', '.join(outcomes)})"
         return make_error(first.reason, message, first.metadata)
-
-
-def _is_refusal(error: BaseException) -> TypeGuard[ShardamError]:
-    """True: this shard has decided against the change; it was not applied there, and the number is open."""
-    return isinstance(error, ShardamError) and not error.rule.retryable and not ends_client(error)

@@ -9,8 +9,8 @@ import redis
 from shardam._backoff import Backoff, Deadline
 from shardam._session import Session, SessionOptions
 from shardam_proto.channels import check_token
-from shardam_proto.errors import RedisUnreachable, ShardamError, ShardNotReady
-from shardam_proto.registry import ClusterView, Keys, connect_redis, display_url, read_cluster
+from shardam_proto.errors import RedisUnreachable, ShardamError, ShardLost, ShardNotReady
+from shardam_proto.registry import ClusterView, Keys, connect_redis, display_url, lost_shard_problem, read_cluster
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ def wait_for_cluster(connection: redis.Redis, keys: Keys, where: str, deadline: 
 
     Raises:
         RedisUnreachable: Redis did not answer until the deadline.
+        ShardLost: a shard lacks the rows that the cluster knows it had; the message names the remedy.
         ShardNotReady: the message says what was missing at the deadline.
     """
     backoff = Backoff()
@@ -39,6 +40,9 @@ def wait_for_cluster(connection: redis.Redis, keys: Keys, where: str, deadline: 
                 "prints its URL)"
             )
         else:
+            for index, shard in view.shards.items():
+                if shard.lost:  # waiting brings nothing back
+                    raise ShardLost(lost_shard_problem(index), metadata={"shard": str(index)})
             absent = describe_missing(view, keys.cluster)
             if absent is None:
                 return view
@@ -58,6 +62,13 @@ def describe_missing(view: ClusterView, cluster: str) -> str | None:
     absent = [index for index in range(view.entry.num_shards) if index not in view.shards]
     if absent:
         return f"of {view.entry.num_shards} shards these are not registered: {_listed(absent)}"
+    lost = [index for index, shard in sorted(view.shards.items()) if shard.lost]
+    if lost:
+        names = ", ".join(f"shard {index} is LOST" for index in lost)
+        return (
+            f"{names}: started without the rows that the cluster knows it had. Start it with its own data folder, or give "
+            f"its rows up with `shardam forget-shard --index {lost[0]}` and train again"
+        )
     if view.route_map is None:
         return "all shards are registered, the route map is not made yet"
     waiting = [index for index, shard in sorted(view.shards.items()) if not shard.ready]

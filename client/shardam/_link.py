@@ -1,27 +1,59 @@
-"""One shard as a client sees it: its channel, its stubs, and who answered there."""
+"""One shard as a client sees it: its channel, its stubs, its stream, and who answered there."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 import grpc
 
-from shardam_proto.channels import open_channel
-from shardam_proto.errors import ShardLost
+from shardam._endings import copy_of
+from shardam._stream import ExchangeStream, Reply, StreamRequest
+from shardam_proto.channels import UnaryCall, call, open_channel, token_metadata
+from shardam_proto.errors import ShardamError, ShardLost, ShardUnreachable
+from shardam_proto.registry import ShardEntry
 from shardam_proto.v1 import embedding_pb2, embedding_pb2_grpc, row_pb2_grpc, table_pb2_grpc
 
 logger = logging.getLogger(__name__)
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
+
+class _Way:
+    """A channel to one address with its stubs and, once something is to be sent on it, its stream."""
+
+    def __init__(self, address: str) -> None:
+        self.channel: grpc.Channel = open_channel(address)
+        self.embedding = embedding_pb2_grpc.EmbeddingServiceStub(self.channel)
+        self.rows = row_pb2_grpc.RowServiceStub(self.channel)
+        self.tables = table_pb2_grpc.TableServiceStub(self.channel)
+        self.stream: ExchangeStream | None = None
+        self.heard_at = 0.0
+
+    def close(self, error: ShardamError) -> None:
+        """Ends stream and channel; calls that run on it fail and are tried again on the next way, if there is one."""
+        if self.stream is not None:
+            self.stream.end(error)
+        self.channel.close()
+        if self.stream is not None:
+            self.stream.join()
 
 
 class ShardLink:
     """The way to one shard.
 
     Args:
-        index: shard index.
-        address: registered host:port.
+        entry: the shard as it is registered.
+        token: the cluster's token, or None.
 
     Attributes:
+        address: registered host:port.
         incarnation: process life that answered Open.
         lineage: lineage of its state then.
         timeline: timeline of its state then.
@@ -29,29 +61,160 @@ class ShardLink:
         lock: held while the link is opened again.
     """
 
-    def __init__(self, index: int, address: str) -> None:
-        self.index = index
+    def __init__(self, entry: ShardEntry, token: str | None) -> None:
+        self.index = entry.index
+        self.address = entry.address
         self.incarnation = 0
         self.lineage = 0
         self.timeline = 0
         self.acknowledged = 0
         self.lock = threading.Lock()
-        self._channels: list[grpc.Channel] = []
-        self.move(address)
+        self._token = token
+        self._registered = entry.incarnation
+        self._way = _Way(entry.address)
+        self._way_lock = threading.Lock()
+        self._end: ShardamError | None = None
 
     @property
     def peer(self) -> str:
         """The shard's name in messages."""
         return f"shard {self.index} at {self.address}"
 
-    def move(self, address: str) -> None:
-        """Goes to another address from the next call on; calls that run on the old channel end by themselves."""
-        channel = open_channel(address)
-        self._channels.append(channel)
-        self.address = address
-        self.embedding = embedding_pb2_grpc.EmbeddingServiceStub(channel)
-        self.rows = row_pb2_grpc.RowServiceStub(channel)
-        self.tables = table_pb2_grpc.TableServiceStub(channel)
+    @property
+    def embedding(self) -> embedding_pb2_grpc.EmbeddingServiceStub:
+        """Training calls."""
+        return self._way.embedding
+
+    @property
+    def rows(self) -> row_pb2_grpc.RowServiceStub:
+        """Calls for rows."""
+        return self._way.rows
+
+    @property
+    def tables(self) -> table_pb2_grpc.TableServiceStub:
+        """Calls for tables."""
+        return self._way.tables
+
+    # -- calls
+
+    def call(
+        self, method: Callable[[ShardLink], UnaryCall[RequestT, ResponseT]], request: RequestT, timeout_s: float
+    ) -> ResponseT:
+        """Makes one unary call.
+
+        Args:
+            method: picks the stub's method.
+            request: the request.
+            timeout_s: its deadline.
+
+        Raises:
+            ShardUnreachable: no answer; a connection on which nothing has been heard for so long is replaced.
+            ShardamError: the shard's reason.
+        """
+        way, started = self._way, time.monotonic()
+        try:
+            answer = call(method(self), request, timeout_s=timeout_s, token=self._token, peer=self.peer)
+        except ValueError as error:  # gRPC's complaint about a closed channel: another thread has replaced it
+            raise ShardUnreachable(f"{self.peer}: {error}", metadata={"peer": self.peer}) from error
+        except ShardUnreachable as error:
+            if time.monotonic() - started >= timeout_s:
+                self._replace_if_silent(way, started, error)
+            raise
+        way.heard_at = time.monotonic()
+        return answer
+
+    def pull(self, request: embedding_pb2.PullRequest, timeout_s: float) -> embedding_pb2.PullResponse:
+        """Reads weights over the stream.
+
+        Args:
+            request: the request with its header.
+            timeout_s: how long its answer may take once it has left.
+
+        Raises:
+            ShardUnreachable: no answer in that time, or the stream broke.
+            ShardamError: the shard's reason.
+        """
+        reply: Future[embedding_pb2.ExchangeResponse] = Future()
+        message = embedding_pb2.ExchangeRequest(pull=request)
+        header, settled = request.header, functools.partial(_resolve, reply)
+        asked = StreamRequest(header.request_id, lambda: iter((message,)), timeout_s, header.incarnation, settled)
+        self.stream().send(asked)
+        while True:
+            try:
+                return reply.result(max(0.0, asked.overdue_at - time.monotonic())).pull
+            except TimeoutError:
+                if time.monotonic() >= asked.overdue_at and not asked.is_settled:
+                    error = self.give_up(asked)
+                    asked.abandon()
+                    raise error from None
+
+    # -- the stream
+
+    def stream(self) -> ExchangeStream:
+        """Returns the stream, opened if there is none or the last one has ended.
+
+        Raises:
+            ShardUnreachable: it could not be opened.
+            ShardamError: what ended this client.
+        """
+        with self._way_lock:
+            if self._end is not None:
+                raise copy_of(self._end)
+            way = self._way
+            if way.stream is None or way.stream.ended:
+                start = functools.partial(way.embedding.Exchange, metadata=token_metadata(self._token))
+                try:
+                    way.stream = ExchangeStream(start, self.peer)
+                except (ValueError, RuntimeError) as error:  # the channel is closed, or the interpreter starts no more threads
+                    raise ShardUnreachable(f"{self.peer}: {error}", metadata={"peer": self.peer}) from error
+            return way.stream
+
+    def give_up(self, request: StreamRequest) -> ShardUnreachable:
+        """Waits no longer for an answer; a connection on which nothing came since it was sent is replaced.
+
+        Returns:
+            The error that says so.
+        """
+        error = ShardUnreachable(
+            f"{self.peer}: no answer within {request.budget_s:g} s. The address is the one the shard registered; if it is not "
+            "reachable from here, start the shard with --advertise HOST:PORT",
+            metadata={"peer": self.peer},
+        )
+        stream = request.stream
+        if stream is not None:
+            request.dropped = True
+            self._replace_if_silent(self._way, request.sent_at or request.queued_at, error, stream)
+        return error
+
+    def _replace_if_silent(self, way: _Way, since: float, error: ShardamError, stream: ExchangeStream | None = None) -> None:
+        """Makes a new channel if the old one may be half dead: nothing was heard on it since then."""
+        stream = stream or way.stream
+        heard_at = max(way.heard_at, stream.heard_at if stream is not None else 0.0)
+        if way is self._way and (stream is None or stream is way.stream) and heard_at < since:
+            logger.info("%s is silent, trying a new connection", self.peer)
+            self._replace(way, self.address, error)
+
+    # -- where the shard is
+
+    def follow(self, entry: ShardEntry) -> None:
+        """Goes where Redis says the shard is, if that is another address or another process than the last time."""
+        if entry.address != self.address or entry.incarnation != self._registered:
+            if entry.address != self.address:
+                logger.info("%s is now at %s", self.peer, entry.address)
+            self._registered = entry.incarnation
+            moved = ShardUnreachable(f"{self.peer} is another process now", metadata={"peer": self.peer})
+            self._replace(self._way, entry.address, moved)
+
+    def _replace(self, way: _Way, address: str, error: ShardamError) -> None:
+        """Takes a new channel: a new connection at once, where the old one would wait in gRPC's back-off."""
+        with self._way_lock:
+            if self._way is not way or self._end is not None:
+                return  # another thread has done so meanwhile
+            self.address = address
+            self._way = _Way(address)
+        way.close(error)
+
+    # -- who is there
 
     def adopt(self, answer: embedding_pb2.OpenResponse) -> None:
         """Remembers who answered Open."""
@@ -70,15 +233,32 @@ class ShardLink:
         has = answer.header.last_number
         where = "" if answer.header.lineage == self.lineage else ", on another lineage of state"
         return ShardLost(
-            f"{self.peer} lost its rows: it had acknowledged number {self.acknowledged} of this client and now has "
-            f"{has}{where}. This version keeps rows in memory only, so that shard's share of every table is gone: restart the "
-            "cluster and train again",
+            f"{self.peer} lost rows: it had acknowledged number {self.acknowledged} of this client and now has {has}{where}. "
+            f"Stop it and give it its data folder back; or give that shard's rows up with `shardam forget-shard --index "
+            f"{self.index}`, connect again and train again from what you have",
             acknowledged=self.acknowledged,
             has=has,
             metadata={"shard": str(self.index), "address": self.address},
         )
 
-    def close(self) -> None:
-        """Closes all channels."""
-        for channel in self._channels:
-            channel.close()
+    # -- end
+
+    def break_off(self, error: ShardamError) -> None:
+        """Ends the stream for good: this client has ended, and whoever waits is told why."""
+        with self._way_lock:
+            self._end = self._end or error
+            stream = self._way.stream
+        if stream is not None:
+            stream.end(error)
+
+    def close(self, error: ShardamError) -> None:
+        """Closes channel and stream for good."""
+        self.break_off(error)
+        self._way.close(error)
+
+
+def _resolve(future: Future[embedding_pb2.ExchangeResponse], reply: Reply) -> None:
+    if isinstance(reply, ShardamError):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)

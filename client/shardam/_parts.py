@@ -1,8 +1,9 @@
-"""Splits a change among the shards: one message each, empty ones too, checked to fit before anything is sent."""
+"""Splits a change among the shards: one part each, empty ones too, checked to fit before anything is sent."""
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,25 +11,26 @@ import numpy.typing as npt
 
 from shardam._arrays import Float32s, Int64s, to_wire
 from shardam._changes import Change
+from shardam._messages import AssignPart, DeletePart, Payload, PushPart
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.errors import MessageTooLarge
-from shardam_proto.limits import MAX_MESSAGE_BYTES
+from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_PART_BYTES
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2, embedding_pb2, row_pb2
 
 HEADER_BYTES = 256
 """Room for a message's header, which is filled in when it is sent (at most about 150 bytes)."""
 
-PushChange = Change[embedding_pb2.PushRequest, embedding_pb2.PushResponse]
-AssignChange = Change[row_pb2.AssignRowsRequest, row_pb2.AssignRowsResponse]
-DeleteChange = Change[row_pb2.DeleteRowsRequest, row_pb2.DeleteRowsResponse]
+PushChange = Change[PushPart, embedding_pb2.PushResponse]
+AssignChange = Change[AssignPart, row_pb2.AssignRowsResponse]
+DeleteChange = Change[DeletePart, row_pb2.DeleteRowsResponse]
 
 Positions = slice | npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
 class TableStepGradient:
-    """One table's merged gradient of one optimizer step.
+    """One table's merged gradient of one optimizer step; nobody writes to its arrays any more.
 
     Attributes:
         table: the table's name.
@@ -88,7 +90,7 @@ def push_change(sections: Sequence[TableStepGradient], route_map: RouteMap) -> P
         route_map: bucket to shard.
 
     Raises:
-        MessageTooLarge: a shard's part does not fit a message.
+        MessageTooLarge: a shard's part is above MAX_PART_BYTES.
     """
     split = [list(positions_by_shard(route_map, section.row_ids)) for section in sections]
     distinct = list(dict.fromkeys((section.options, section.grad_scale) for section in sections))
@@ -97,23 +99,27 @@ def push_change(sections: Sequence[TableStepGradient], route_map: RouteMap) -> P
     what = f"push of {_tables(section.table for section in sections)}"
     parts = []
     for shard in range(route_map.num_shards):
-        row_ids = [section.row_ids[positions[shard]] for section, positions in zip(sections, split, strict=True)]
-        rows = [section.gradients[positions[shard]] for section, positions in zip(sections, split, strict=True)]
-        _check_size(sum(ids.nbytes for ids in row_ids) + sum(gradients.nbytes for gradients in rows), what, shard)
-        part = embedding_pb2.PushRequest(
+        places = [positions[shard] for positions in split]
+        sizes = [_num_rows(section.row_ids, place) for section, place in zip(sections, places, strict=True)]
+        bytes_per_row = [8 + section.gradients.itemsize * section.gradients.shape[1] for section in sections]
+        _check_size(sum(map(operator.mul, sizes, bytes_per_row)), MAX_PART_BYTES, what, shard)
+        part = PushPart(
             options=options,
             sections=[
                 common_pb2.Section(
-                    table_id=section.table_id, num_rows=ids.size, options_index=index, dtype=common_pb2.DTYPE_FLOAT32
+                    table_id=section.table_id, num_rows=size, options_index=index, dtype=common_pb2.DTYPE_FLOAT32
                 )
-                for section, ids, index in zip(sections, row_ids, indexes, strict=True)
+                for section, size, index in zip(sections, sizes, indexes, strict=True)
             ],
-            row_ids=b"".join(map(to_wire, row_ids)),
-            rows=b"".join(map(to_wire, rows)),
+            row_ids=Payload([section.row_ids[place] for section, place in zip(sections, places, strict=True)]),
+            rows=Payload([section.gradients[place] for section, place in zip(sections, places, strict=True)]),
         )
-        _check_size(part.ByteSize(), what, shard)
         parts.append(part)
-    return Change(lambda link: link.embedding.Push, parts, _stepped)
+    return Change(parts, PushPart.answer, _stepped)
+
+
+def _num_rows(row_ids: Int64s, place: Positions) -> int:
+    return row_ids.size if isinstance(place, slice) else place.size
 
 
 def _stepped(answer: embedding_pb2.PushResponse) -> list[int]:
@@ -132,7 +138,8 @@ def assign_change(table: str, table_id: int, write: RowWrite, route_map: RouteMa
         row_ids = write.row_ids[positions]
         columns = {"weight": write.weight, "exp_avg": write.exp_avg, "exp_avg_sq": write.exp_avg_sq}
         present = {name: values[positions] for name, values in columns.items() if values is not None}
-        _check_size(row_ids.nbytes + sum(values.nbytes for values in present.values()), what, shard)
+        num_bytes = HEADER_BYTES + row_ids.nbytes + sum(values.nbytes for values in present.values())
+        _check_size(num_bytes, MAX_MESSAGE_BYTES, what, shard)
         part = row_pb2.AssignRowsRequest(
             table_id=table_id,
             if_absent=write.if_absent,
@@ -141,8 +148,8 @@ def assign_change(table: str, table_id: int, write: RowWrite, route_map: RouteMa
             exp_avg=to_wire(present["exp_avg"]) if "exp_avg" in present else None,
             exp_avg_sq=to_wire(present["exp_avg_sq"]) if "exp_avg_sq" in present else None,
         )
-        parts.append(part)
-    return Change(lambda link: link.rows.AssignRows, parts, lambda _: [])
+        parts.append(AssignPart(part))
+    return Change(parts, AssignPart.answer, lambda _: [])
 
 
 def delete_change(table: str, table_id: int, row_ids: Int64s, route_map: RouteMap) -> DeleteChange:
@@ -155,9 +162,9 @@ def delete_change(table: str, table_id: int, row_ids: Int64s, route_map: RouteMa
     parts = []
     for shard, positions in enumerate(positions_by_shard(route_map, row_ids)):
         mine = row_ids[positions]
-        _check_size(mine.nbytes, what, shard)
-        parts.append(row_pb2.DeleteRowsRequest(table_id=table_id, row_ids=to_wire(mine)))
-    return Change(lambda link: link.rows.DeleteRows, parts, lambda _: [])
+        _check_size(HEADER_BYTES + mine.nbytes, MAX_MESSAGE_BYTES, what, shard)
+        parts.append(DeletePart(row_pb2.DeleteRowsRequest(table_id=table_id, row_ids=to_wire(mine))))
+    return Change(parts, DeletePart.answer, lambda _: [])
 
 
 def options_message(options: AdamOptions, grad_scale: float) -> common_pb2.AdamOptions:
@@ -186,12 +193,12 @@ def options_value(message: common_pb2.AdamOptions) -> AdamOptions:
     )
 
 
-def _check_size(num_bytes: int, what: str, shard: int) -> None:
-    if num_bytes + HEADER_BYTES > MAX_MESSAGE_BYTES:
+def _check_size(num_bytes: int, max_bytes: int, what: str, shard: int) -> None:
+    if num_bytes > max_bytes:
         raise MessageTooLarge(
-            f"{what}: the part for shard {shard} has {num_bytes} bytes, a message holds at most {MAX_MESSAGE_BYTES}; use "
-            "smaller batches, or more shards; nothing was sent",
-            metadata={"shard": str(shard), "size_bytes": str(num_bytes), "max_bytes": str(MAX_MESSAGE_BYTES)},
+            f"{what}: the part for shard {shard} has {num_bytes} bytes, it may have at most {max_bytes}; use smaller batches, "
+            "or more shards; nothing was sent",
+            metadata={"shard": str(shard), "size_bytes": str(num_bytes), "max_bytes": str(max_bytes)},
         )
 
 

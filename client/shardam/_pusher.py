@@ -1,13 +1,16 @@
-"""The thread that sends a client's changes one after the other, so that an optimizer's step need not wait for the wire."""
+"""One client's queue of changes, so that an optimizer's step need not wait for the wire, and its errors reach a caller once."""
 
 from __future__ import annotations
 
 import collections
 import logging
 import threading
-from concurrent.futures import Future
+import time
+from collections.abc import Callable
 
-from shardam._changes import AnyChange, ChangeLog
+from shardam._change_log import ChangeLog
+from shardam._changes import AnyChange
+from shardam._endings import copy_of
 from shardam._session import Session
 from shardam_proto.errors import ClientClosed, ShardamError, make_error
 
@@ -16,13 +19,14 @@ logger = logging.getLogger(__name__)
 MAX_QUEUED = 32
 """Changes that wait at most; a caller that is faster waits with the next one instead of filling memory."""
 
+MAX_KEPT_BYTES = 512 * 2**20
+"""Bytes of changes without an outcome at most, as much as one largest part; one change is taken whatever it has."""
 
-class _Settle:
-    """Asks the thread to send a change again that got no answer in time."""
+NOT_SENT = "an earlier change still has no answer, so this one was not sent: "
 
 
 class Pusher:
-    """One client's queue of changes. Thread-safe.
+    """One client's changes, in order. Thread-safe.
 
     Args:
         session: the client.
@@ -30,50 +34,70 @@ class Pusher:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._log = ChangeLog(session)
-        self._queue: collections.deque[tuple[AnyChange | _Settle, Future[None] | None]] = collections.deque()
-        self._wake = threading.Condition()
+        self._log = ChangeLog(session, self._on_settled)
+        self._changed = threading.Condition(self._log.lock)
+        self._queue: collections.deque[AnyChange] = collections.deque()
+        self._open: dict[int, AnyChange] = {}
+        self._waited_for: set[int] = set()
         self._num_submitted = 0
         self._num_finished = 0
-        self._errors: collections.deque[BaseException] = collections.deque()
+        self._kept_bytes = 0
+        self._errors: collections.deque[ShardamError] = collections.deque()
+        self._reported_at = 0.0
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="shardam-pusher", daemon=True)
-        self._thread.start()
+        session.when_ended(self._on_session_end)
 
     def run(self, change: AnyChange) -> None:
         """Sends a change after all queued ones and waits until every shard has applied it.
 
         Raises:
+            ShardUnreachable: a shard did nothing for shard_timeout_s; the change is kept and sent on, unless the message says
+                that it was not sent.
             ShardamError: the change's own error, or that of an earlier queued one.
         """
         self.raise_error()
-        self._submit(change, future := Future[None]())
-        future.result()
+        with self._changed:
+            self._wait(lambda: self._has_room(change) and not self._is_stalled(), NOT_SENT)
+            ticket = self._submit(change)
+            self._waited_for.add(ticket)
+            try:
+                self._wait(lambda: ticket not in self._open)
+            except ShardamError as error:
+                if change in self._queue:
+                    self._queue.remove(change)
+                    self._finish(ticket, change)
+                    raise make_error(error.reason, NOT_SENT + error.message, error.metadata) from error
+                raise
+            finally:
+                self._waited_for.discard(ticket)
+        refusal = change.refusal()
+        if refusal is not None:
+            raise refusal
 
     def submit(self, change: AnyChange) -> None:
         """Queues a change; its error is raised by the next call that asks.
 
         Raises:
+            ShardUnreachable: the queue is full and a shard did nothing for shard_timeout_s; this change is not queued.
             ShardamError: an earlier queued change failed; this one is not queued.
         """
         self.raise_error()
-        self._submit(change, None)
+        with self._changed:
+            self._wait(lambda: self._has_room(change), NOT_SENT)
+            self._submit(change)
 
     def flush(self) -> None:
         """Waits until everything queued so far has been applied.
 
         Raises:
+            ShardUnreachable: a shard did nothing for shard_timeout_s; what is queued is kept and sent on.
             ShardamError: a queued change failed.
         """
         self._session.check()
-        with self._wake:
-            target = self._num_submitted
-            self._wake.wait_for(lambda: self._num_finished >= target)
-            unsettled = self._log.has_unsettled and not self._queue
+        with self._changed:
+            last = self._num_submitted
+            self._wait(lambda: not self._open or next(iter(self._open)) > last)
         self.raise_error()
-        if unsettled:
-            self._submit(_Settle(), future := Future[None]())
-            future.result()
 
     def finish(self) -> None:
         """Waits for what is queued, at the end; an error that no caller has seen yet is raised.
@@ -84,105 +108,117 @@ class Pusher:
         if not self._session.ended:
             self.flush()
             return
-        with self._wake:
-            self._wake.wait_for(lambda: self._num_finished >= self._num_submitted)
+        with self._changed:
             error = self._errors.popleft() if self._errors else None
         if error is not None and not self._session.failure_was_raised:
             raise error
 
     def raise_error(self) -> None:
-        """Raises the oldest error of a queued change, once.
+        """Raises the oldest error of a queued change, once; likewise that a shard has done nothing for shard_timeout_s.
 
         Raises:
             ShardamError: that error, or what ended this client.
         """
         self._session.check()
-        with self._wake:
-            error = self._errors.popleft() if self._errors else None
-        if error is not None:
-            raise error
+        with self._changed:
+            if self._errors:
+                raise self._errors.popleft()
+            if not self._is_stalled():
+                self._raise_stall(since=0.0, before="")
 
     def close(self) -> None:
-        """Ends the thread after the change it is sending. What is queued is dropped: flush first."""
-        with self._wake:
+        """Sends nothing more. What is queued or without an answer is dropped: flush first."""
+        with self._changed:
             self._closed = True
-            self._wake.notify_all()
-        self._thread.join()
+            self._drop()
+            self._log.close()
 
-    def _submit(self, item: AnyChange | _Settle, future: Future[None] | None) -> None:
-        with self._wake:
-            self._wake.wait_for(lambda: len(self._queue) < MAX_QUEUED or self._closed)
-            if self._closed:
-                raise _closed_error()
-            self._queue.append((item, future))
-            self._num_submitted += 1
-            self._wake.notify_all()
+    # -- with the lock held
 
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: bool(self._queue) or self._closed)
-                if self._closed:
-                    self._drop_queue()
-                    return
-                item, future = self._queue.popleft()
-                self._wake.notify_all()
-            error = self._send(item, is_queued=future is None)
-            with self._wake:
-                if error is not None and future is None:
-                    self._errors.append(error)
-                self._num_finished += 1
-                self._wake.notify_all()
-            if future is not None:
-                _resolve(future, error)
-            del item, future, error  # an idle thread keeps no gradients alive
+    def _submit(self, change: AnyChange) -> int:
+        self._num_submitted += 1
+        self._open[self._num_submitted] = change
+        self._kept_bytes += change.num_bytes
+        self._queue.append(change)
+        self._fill()
+        return self._num_submitted
 
-    def _send(self, item: AnyChange | _Settle, *, is_queued: bool) -> BaseException | None:
-        try:
-            self._settle_former(is_settle=isinstance(item, _Settle))
-            if not isinstance(item, _Settle):
-                self._session.check()
-                self._log.run(item)
-        except BaseException as error:  # noqa: BLE001 - the thread's edge: whoever asks next gets the error
-            if is_queued:
-                logger.warning("a queued change failed: %s", error)
-            return error
-        return None
+    def _fill(self) -> None:
+        while self._queue and self._log.has_room:
+            self._log.enter(self._queue.popleft())
 
-    def _settle_former(self, *, is_settle: bool) -> None:
-        """Sends a change again whose answer is missing.
+    def _has_room(self, change: AnyChange) -> bool:
+        fits = self._kept_bytes + change.num_bytes <= MAX_KEPT_BYTES or not self._open
+        return fits and len(self._queue) < MAX_QUEUED
+
+    def _finish(self, ticket: int, change: AnyChange) -> None:
+        del self._open[ticket]
+        self._kept_bytes -= change.num_bytes
+        self._num_finished += 1
+        self._changed.notify_all()
+
+    def _on_settled(self, change: AnyChange) -> None:
+        """Called by the log, with the lock held."""
+        ticket = next(ticket for ticket, other in self._open.items() if other is change)
+        refusal = change.refusal()
+        if refusal is not None and ticket not in self._waited_for:
+            logger.warning("a queued change failed: %s", refusal)
+            self._errors.append(refusal)
+        self._finish(ticket, change)
+        self._fill()
+
+    def _on_session_end(self) -> None:
+        with self._changed:
+            failure = self._session.failure
+            if failure is not None and any(ticket not in self._waited_for for ticket in self._open):
+                self._errors.append(copy_of(failure))
+            self._drop()
+            self._log.close()
+
+    def _drop(self) -> None:
+        self._queue.clear()
+        for ticket, change in list(self._open.items()):
+            self._finish(ticket, change)
+        self._changed.notify_all()
+
+    # -- waiting
+
+    def _wait(self, done: Callable[[], bool], before: str = "") -> None:
+        """Waits for a fact.
 
         Raises:
-            ShardamError: still no answer; or, if asked to settle, why it was refused.
+            ClientClosed: the client was closed meanwhile.
+            ShardamError: what ended it, or that a shard has done nothing for shard_timeout_s.
         """
-        if not self._log.has_unsettled:
-            return
-        try:
-            self._log.settle()
-        except ShardamError as error:
-            if self._log.has_unsettled:
-                message = f"an earlier change still has no answer, so this one was not sent: {error.message}"
-                raise make_error(error.reason, message, error.metadata) from error
-            if is_settle:
-                raise
-            with self._wake:
-                self._errors.append(error)  # of the former change; the present one goes on
+        since = time.monotonic() if self._is_stalled() else 0.0  # what was said before is tried for as long once more
+        while True:
+            self._session.check()
+            if self._closed:
+                raise ClientClosed("this cluster object was closed meanwhile; connect again")
+            if done():
+                return
+            self._changed.wait(self._raise_stall(since, before))
 
-    def _drop_queue(self) -> None:
-        for _, future in self._queue:
-            if future is not None:
-                future.set_exception(_closed_error())
-        self._num_finished += len(self._queue)
-        self._queue.clear()
-        self._wake.notify_all()
+    def _is_stalled(self) -> bool:
+        """True: a caller has been told that a shard does nothing, and it has done nothing since."""
+        stall = self._log.oldest_stall()
+        return stall is not None and stall[0] <= self._reported_at
 
+    def _raise_stall(self, since: float, before: str) -> float:
+        """Raises if a shard has done nothing for shard_timeout_s; returns how long it still has.
 
-def _closed_error() -> ClientClosed:
-    return ClientClosed("this cluster object was closed meanwhile; connect again")
-
-
-def _resolve(future: Future[None], error: BaseException | None) -> None:
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
+        Args:
+            since: time.monotonic() from which that counts at the earliest.
+            before: what the message begins with.
+        """
+        timeout_s = self._session.options.shard_timeout_s
+        stall = self._log.oldest_stall()
+        if stall is None:
+            return timeout_s
+        left_s = max(stall[0], since) + timeout_s - time.monotonic()
+        if left_s <= 0:
+            self._reported_at = time.monotonic()
+            error = stall[1].stall(before)
+            logger.warning("%s", error.message)
+            raise error
+        return left_s

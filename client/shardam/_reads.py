@@ -1,16 +1,19 @@
-"""Reads of rows from all shards at once: ids are split by the route map, answers scattered back in the order asked for."""
+"""Reads of rows from all shards at once: ids are split by the route map, answers scattered back in the order asked for.
+
+Weights come over the shards' streams, behind this client's changes; rows with their moments by unary calls.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar, cast
+from typing import cast
 
 import numpy as np
 
 from shardam._arrays import Float32s, Int64s, to_wire
-from shardam._calls import RequestT, ResponseT, ShardCall
+from shardam._calls import AnswerT, AnyCall, PullCall, ShardCall
 from shardam._link import ShardLink
 from shardam._parts import HEADER_BYTES, positions_by_shard
 from shardam._session import Session
@@ -23,8 +26,6 @@ SECTION_BYTES = 64
 
 ROW_COUNTER_BYTES = 64
 """Room for a row's id, flag and counters in a message, rounded up."""
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -51,9 +52,7 @@ def read_weights(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]]) -
     """
     results = [np.empty((row_ids.size, info.spec.dim), np.float32) for info, row_ids in wanted]
     messages = _pull_messages(session, wanted)
-    requests = [
-        ShardCall(message.link, lambda link: link.embedding.Pull, _pull_request(message, wanted)) for message in messages
-    ]
+    requests = [PullCall(message.link, _pull_request(message, wanted)) for message in messages]
     for message, answer in zip(messages, _answer_all(session, requests), strict=True):
         rows, start = np.frombuffer(answer.rows, dtype="<f4"), 0
         for table, positions in message.pieces:
@@ -144,7 +143,7 @@ def scan_rows(session: Session, info: TableInfo, batch_size: int) -> Iterator[Ro
             next_key = answer.next_key if answer.HasField("next_key") else None
 
 
-def _answer_all(session: Session, calls: Sequence[ShardCall[RequestT, ResponseT]]) -> list[ResponseT]:
+def _answer_all(session: Session, calls: Sequence[AnyCall[AnswerT]]) -> list[AnswerT]:
     """Makes read calls side by side; the first problem is raised after all have ended."""
     if len(calls) == 1:
         return [session.answer(calls[0])]
@@ -153,7 +152,7 @@ def _answer_all(session: Session, calls: Sequence[ShardCall[RequestT, ResponseT]
     for result in results:
         if isinstance(result, BaseException):
             raise result
-    return cast("list[ResponseT]", results)
+    return cast("list[AnswerT]", results)
 
 
 def _rows_per_message(dim: int) -> int:

@@ -1,6 +1,6 @@
 """A client's standing with all shards of a cluster: who it is, whom it talks to, and when it may no longer go on.
 
-Makes calls, knows nothing of what they mean; numbered changes are in _changes.py, reads in _reads.py.
+Makes calls, knows nothing of what they mean; numbered changes are in _changes.py and _lane.py, reads in _reads.py.
 """
 
 from __future__ import annotations
@@ -11,41 +11,31 @@ import logging
 import os
 import secrets
 import threading
+from collections.abc import Callable
 
-import grpc
 import redis
 from redis.lock import Lock
 
 from shardam._backoff import Backoff, Deadline
-from shardam._calls import RequestT, ResponseT, ShardCall
+from shardam._calls import AnswerT, AnyCall
+from shardam._endings import as_ending, copy_of
+from shardam._heartbeat import Heartbeat
 from shardam._link import ShardLink
+from shardam._recovery import recover
 from shardam._threads import CallThreads
-from shardam_proto.channels import call
-from shardam_proto.errors import (
-    ClientClosed,
-    RedisUnreachable,
-    ShardamError,
-    VersionMismatch,
-    WrongCluster,
-    make_error,
-)
+from shardam_proto.errors import ClientClosed, ShardamError, VersionMismatch, WrongCluster, make_error
 from shardam_proto.limits import CLIENT_ID_BYTES, MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
-from shardam_proto.registry import ClusterView, Keys, read_cluster
+from shardam_proto.registry import ClusterView, Keys
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2, embedding_pb2
 
 logger = logging.getLogger(__name__)
 
 TRIES_PER_TIMEOUT = 4
-"""A call waits this part of shard_timeout_s for its answer, so that a lost answer leaves time for three more tries."""
+"""A try waits this part of shard_timeout_s for its answer, so that a lost answer leaves time for three more tries."""
 
-LEAVE_TIMEOUT_S = 2.0
-"""Saying goodbye is a courtesy; a shard forgets silent clients by itself."""
-
-_FINAL_CODES = frozenset(
-    {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
-)
-"""After these this client can do nothing on the cluster; a new one may."""
+LEAVE_TIMEOUT_S = 5.0
+"""Saying goodbye is a courtesy, home closes silent clients by itself; it has to reach every other shard before it answers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +56,19 @@ class SessionOptions:
 
 
 class Session:
-    """One client id on one cluster; made by open_session."""
+    """One client id on one cluster, with all its channels, threads and locks; made by open_session.
+
+    Attributes:
+        client_id: 16 random bytes.
+        cluster_id: the cluster's id.
+        route_map: bucket to shard.
+        links: the shards, by index.
+        client_lease_s: silence after which home closes this client; 0: never.
+        readers: threads for reads side by side.
+        redis: the cluster's Redis.
+        keys: the cluster's keys there.
+        over: set once the client has ended.
+    """
 
     def __init__(self, options: SessionOptions, connection: redis.Redis, keys: Keys) -> None:
         self.options = options
@@ -74,20 +76,28 @@ class Session:
         self.cluster_id = ""
         self.route_map = RouteMap(1, 1)
         self.links: list[ShardLink] = []
+        self.client_lease_s = 0.0
         self.readers: CallThreads[object]
-        self.writers: CallThreads[object]
-        self._connection = connection
-        self._keys = keys
+        self.redis = connection
+        self.keys = keys
+        self.over = threading.Event()
         self._pid = os.getpid()
         self._request_ids = itertools.count(1)
         self._failure: ShardamError | None = None
         self._failure_was_raised = False
+        self._listeners: list[Callable[[], None]] = []
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
     @property
     def in_this_process(self) -> bool:
         """False after a fork: channels and threads stayed in the parent."""
         return os.getpid() == self._pid
+
+    @property
+    def failure(self) -> ShardamError | None:
+        """What ended this client, if it has ended."""
+        return self._failure
 
     @property
     def ended(self) -> bool:
@@ -98,6 +108,11 @@ class Session:
     def failure_was_raised(self) -> bool:
         """True: a caller has been told what ended this client."""
         return self._failure_was_raised
+
+    @property
+    def try_s(self) -> float:
+        """How long one try of a call waits for its answer."""
+        return self.options.shard_timeout_s / TRIES_PER_TIMEOUT
 
     def check(self) -> None:
         """Raises if this client may not go on.
@@ -114,22 +129,15 @@ class Session:
         failure = self._failure
         if failure is not None:
             self._failure_was_raised = True
-            raise make_error(failure.reason, failure.message, failure.metadata)
-
-    def fail(self, error: ShardamError) -> None:
-        """Ends this client: from now on every call raises this error. The first one stays."""
-        with self._lock:
-            if self._failure is None:
-                self._failure = error
-                logger.warning("client %s ends: %s: %s", self.client_id.hex(), error.reason, error.message)
+            raise copy_of(failure)
 
     # -- calls
 
-    def answer(self, request: ShardCall[RequestT, ResponseT]) -> ResponseT:
+    def answer(self, request: AnyCall[AnswerT]) -> AnswerT:
         """Calls a shard until it answers: what may succeed later is tried again with back-off until shard_timeout_s.
 
         Raises:
-            ShardUnreachable: no answer in that time; for a numbered change the outcome is unknown.
+            ShardUnreachable: no answer in that time.
             ShardLost: the shard lost state that this client knows.
             ShardamError: the shard's reason.
         """
@@ -138,30 +146,33 @@ class Session:
             self.check()
             incarnation = request.link.incarnation
             try:
-                return self._call_once(request, min(deadline.remaining_s, deadline.after_s / TRIES_PER_TIMEOUT))
+                return self.try_once(request, min(deadline.remaining_s, self.try_s))
             except ShardamError as error:
-                problem = error
-            try:
-                self._recover(request.link, problem, incarnation)
-            except ShardamError as error:
-                if not error.rule.retryable:
-                    raise
-                problem = error
-            backoff.wait(deadline)
+                self.check()
+                problem = recover(self, request.link, error, incarnation)
+            backoff.wait(deadline, self.over)
             if deadline.passed:
+                self.check()
                 suffix = f" (tried {backoff.num_waits} times in {deadline.after_s:g} s)"
                 raise make_error(problem.reason, problem.message + suffix, problem.metadata)
 
-    def _call_once(self, request: ShardCall[RequestT, ResponseT], timeout_s: float) -> ResponseT:
-        link = request.link
-        request.message.header.CopyFrom(self._header(link, request.number, timeout_s))
-        try:
-            return call(request.method(link), request.message, timeout_s=timeout_s, token=self.options.token, peer=link.peer)
-        except ValueError:
-            self.check()  # gRPC's complaint about a closed channel: another thread has closed this client
-            raise
+    def try_once(self, request: AnyCall[AnswerT], timeout_s: float) -> AnswerT:
+        """Calls a shard once, with a header of its own.
 
-    def _header(self, link: ShardLink, number: int, budget_s: float) -> common_pb2.RequestHeader:
+        Raises:
+            ShardamError: as ShardLink.call or ShardLink.pull.
+        """
+        request.header.CopyFrom(self.header(request.link, 0, timeout_s))
+        return request.make(timeout_s)
+
+    def header(self, link: ShardLink, number: int, budget_s: float) -> common_pb2.RequestHeader:
+        """Returns the header of a new request to a shard.
+
+        Args:
+            link: the shard.
+            number: number of a change; 0: none.
+            budget_s: how long its answer is waited for.
+        """
         return common_pb2.RequestHeader(
             protocol_version=PROTOCOL_VERSION,
             cluster_id=self.cluster_id,
@@ -173,67 +184,6 @@ class Session:
             request_id=next(self._request_ids),
             budget_s=budget_s,
         )
-
-    # -- coming back
-
-    def _recover(self, link: ShardLink, error: ShardamError, incarnation: int) -> None:
-        """Does what an error asks for before the next try, or raises it if no further try can help."""
-        if ends_client(error):
-            self.fail(error)
-        if not error.rule.retryable:
-            raise error
-        logger.info("%s: %s, trying again: %s", link.peer, error.reason, error.message)
-        match error.reason:
-            case "NEW_INCARNATION" | "SEQUENCE_GAP":
-                self._open_again(link, incarnation)
-            case "STALE_ROUTE":
-                self._refresh(link)
-            case "SHARD_UNREACHABLE":
-                self._refresh(link)
-
-    def _refresh(self, link: ShardLink) -> None:
-        """Reads the shard's address and the map's epoch again. Redis may be away: then the known ones stay."""
-        try:
-            view = read_cluster(self._connection, self._keys)
-        except RedisUnreachable as error:
-            logger.warning("%s; keeping the known addresses", error)
-            return
-        if view.entry is not None and view.entry.cluster_id != self.cluster_id:
-            lost = WrongCluster(
-                f"cluster {self._keys.cluster!r} is another one now (id {view.entry.cluster_id}, this client knows "
-                f"{self.cluster_id}); connect again"
-            )
-            self.fail(lost)
-            raise lost
-        if view.route_map is not None and view.route_map.epoch > self.route_map.epoch:
-            self._adopt_route_map(view.route_map)
-        entry = view.shards.get(link.index)
-        with link.lock:
-            if entry is not None and entry.address != link.address:
-                logger.info("%s is now at %s", link.peer, entry.address)
-                link.move(entry.address)
-
-    def _adopt_route_map(self, route_map: RouteMap) -> None:
-        if route_map.num_shards != self.route_map.num_shards:
-            moved = WrongCluster(
-                f"the cluster has {route_map.num_shards} shards now, this client knows {self.route_map.num_shards}; connect "
-                "again"
-            )
-            self.fail(moved)
-            raise moved
-        self.route_map = route_map
-
-    def _open_again(self, link: ShardLink, incarnation: int) -> None:
-        with link.lock:
-            if link.incarnation != incarnation:
-                return  # another thread has opened it meanwhile
-            answer = self.open(link, self.options.shard_timeout_s / TRIES_PER_TIMEOUT)
-            if link.continues(answer):
-                link.adopt(answer)
-                return
-        lost = link.lost(answer)
-        self.fail(lost)
-        raise lost
 
     def open(self, link: ShardLink, timeout_s: float) -> embedding_pb2.OpenResponse:
         """Registers this client on a shard, once; the request fits any incarnation.
@@ -250,11 +200,12 @@ class Session:
             budget_s=timeout_s,
         )
         request = embedding_pb2.OpenRequest(
-            header=header, min_protocol_version=MIN_PROTOCOL_VERSION, max_protocol_version=PROTOCOL_VERSION
+            header=header,
+            min_protocol_version=MIN_PROTOCOL_VERSION,
+            max_protocol_version=PROTOCOL_VERSION,
+            heartbeats=True,
         )
-        answer: embedding_pb2.OpenResponse = call(
-            link.embedding.Open, request, timeout_s=timeout_s, token=self.options.token, peer=link.peer
-        )
+        answer: embedding_pb2.OpenResponse = link.call(lambda target: target.embedding.Open, request, timeout_s)
         if answer.cluster_id != self.cluster_id or answer.header.shard != link.index:
             raise WrongCluster(
                 f"{link.peer} says it is shard {answer.header.shard} of cluster id {answer.cluster_id}, expected shard "
@@ -269,9 +220,9 @@ class Session:
 
     def given_rows_lease(self, table_id: int, lease_s: float) -> Lock:
         """Returns the lease, not yet taken, of the client that writes a table's given rows."""
-        return Lock(self._connection, self._keys.given_rows(table_id), timeout=lease_s, thread_local=False)
+        return Lock(self.redis, self.keys.given_rows(table_id), timeout=lease_s, thread_local=False)
 
-    # -- beginning and end
+    # -- beginning
 
     def start(self, view: ClusterView, deadline: Deadline) -> None:
         """Opens this client on all shards of a ready cluster.
@@ -283,39 +234,86 @@ class Session:
             raise AssertionError("the cluster is not ready")
         self.cluster_id = view.entry.cluster_id
         self.route_map = view.route_map
-        self.links = [ShardLink(index, view.shards[index].address) for index in range(view.route_map.num_shards)]
+        self.links = [ShardLink(view.shards[index], self.options.token) for index in range(view.route_map.num_shards)]
         try:
             for link in self.links:
-                link.adopt(self.open(link, max(0.1, deadline.remaining_s / TRIES_PER_TIMEOUT)))
+                answer = self.open(link, max(0.1, deadline.remaining_s / TRIES_PER_TIMEOUT))
+                link.adopt(answer)
+                if link.index == 0:
+                    self.client_lease_s = answer.client_lease_s
         except BaseException:
-            self._close_links()
+            for link in self.links:
+                link.close(_closed_error())
             raise
-        num_shards = len(self.links)
-        self.writers = CallThreads(num_shards, "shardam-change")  # all parts of a number leave at once
-        self.readers = CallThreads(2 * num_shards, "shardam-read")  # two threads' pulls side by side
+        self.readers = CallThreads(2 * len(self.links), "shardam-read")  # two threads' reads side by side
+        if self.client_lease_s:
+            self.keep(threading.Thread(target=Heartbeat(self).run, name="shardam-heartbeat", daemon=True))
+
+    def keep(self, thread: threading.Thread) -> None:
+        """Starts a thread that ends by itself once the client has ended; close waits for it."""
+        self._threads.append(thread)
+        thread.start()
+
+    # -- end
+
+    def when_ended(self, listener: Callable[[], None]) -> None:
+        """Has a function called, from any thread, when this client ends."""
+        self._listeners.append(listener)
+
+    def fail(self, error: ShardamError) -> None:
+        """Ends this client: from now on every call raises this error, and whoever waits is woken. The first one stays."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = error
+        logger.warning("client %s ends: %s: %s", self.client_id.hex(), error.reason, error.message)
+        self.over.set()
+        for link in self.links:
+            link.break_off(error)
+        self._tell_listeners()
+
+    def _tell_listeners(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def end_with(self, error: ShardamError) -> ShardamError:
+        """Ends this client and returns the error, to be raised."""
+        self.fail(error)
+        return copy_of(error)
+
+    def end_of(self, link: ShardLink, error: ShardamError) -> ShardamError:
+        """Ends this client because of a shard's answer and returns the error, with the remedy, to be raised."""
+        return self.end_with(as_ending(error, link.peer, link.acknowledged, self.client_lease_s))
 
     def close(self) -> None:
-        """Leaves all shards and closes the channels; later calls raise ClientClosed."""
+        """Leaves the cluster, closes the channels and ends the threads; later calls raise ClientClosed."""
         with self._lock:
-            ended = self._failure is not None
-            self._failure = self._failure or ClientClosed("this cluster object is closed; connect again")
-        for link in () if ended else self.links:
-            request = embedding_pb2.LeaveRequest(header=self._header(link, 0, LEAVE_TIMEOUT_S))
-            try:
-                call(link.embedding.Leave, request, timeout_s=LEAVE_TIMEOUT_S, token=self.options.token, peer=link.peer)
-            except ShardamError as error:
-                logger.info("%s could not be told that this client leaves: %s", link.peer, error)
-        self.writers.close()
-        self.readers.close()
-        self._close_links()
-        self._connection.close()
-
-    def _close_links(self) -> None:
+            failed = self._failure is not None
+            self._failure = self._failure or _closed_error()
+        self.over.set()
+        if not failed and self.links:
+            self._leave(self.links[0])
         for link in self.links:
-            link.close()
-        self.links = []
+            link.close(self._failure)
+        self._tell_listeners()
+        self.readers.close()
+        for thread in self._threads:
+            thread.join()
+        self.redis.close()
+
+    def _leave(self, home: ShardLink) -> None:
+        """Tells home, which closes the client on all shards."""
+        request = embedding_pb2.LeaveRequest(header=self.header(home, 0, LEAVE_TIMEOUT_S))
+        try:
+            home.call(lambda link: link.embedding.Leave, request, LEAVE_TIMEOUT_S)
+        except ShardamError as error:
+            logger.warning(
+                "home could not be told that client %s leaves; it closes it after %g s of silence: %s",
+                self.client_id.hex(),
+                self.client_lease_s,
+                error,
+            )
 
 
-def ends_client(error: ShardamError) -> bool:
-    """True: after this error the client can neither read nor write any more."""
-    return error.rule.code in _FINAL_CODES
+def _closed_error() -> ClientClosed:
+    return ClientClosed("this cluster object is closed; connect again")

@@ -25,6 +25,8 @@ class CallThreads(Generic[T]):
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._tasks: queue.SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._lock = threading.Lock()
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True) for index in range(num_threads)
         ]
@@ -32,22 +34,31 @@ class CallThreads(Generic[T]):
             thread.start()
 
     def run_all(self, tasks: Sequence[Callable[[], T]]) -> list[T | BaseException]:
-        """Starts all tasks, then waits for all.
+        """Starts all tasks, then waits for all; once the threads have ended the tasks run in the caller's.
 
         Returns:
             Each task's result, or the exception it raised, in order.
         """
-        futures: list[Future[T]] = []
-        for task in tasks:
-            future: Future[T] = Future()
-            futures.append(future)
-            self._tasks.put((task, future))
+        work: list[tuple[Callable[[], T], Future[T]]] = [(task, Future()) for task in tasks]
+        futures = [future for _, future in work]
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                for item in work:
+                    self._tasks.put(item)
+        if closed:
+            for task, future in work:
+                _run_into(future, task)
         return [future.exception() or future.result() for future in futures]
 
     def close(self) -> None:
-        """Ends the threads after what they are doing; does not wait for them."""
-        for _ in self._threads:
-            self._tasks.put(None)
+        """Ends the threads after what they have been given, and waits for them."""
+        with self._lock:
+            self._closed = True
+            for _ in self._threads:
+                self._tasks.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def _run(self) -> None:
         while True:
@@ -55,8 +66,12 @@ class CallThreads(Generic[T]):
             if item is None:
                 return
             task, future = item
-            try:
-                future.set_result(task())
-            except BaseException as error:  # noqa: BLE001 - the thread's edge: whoever waits gets the error
-                future.set_exception(error)
+            _run_into(future, task)
             del item, task, future  # an idle thread keeps no message alive
+
+
+def _run_into(future: Future[T], task: Callable[[], T]) -> None:
+    try:
+        future.set_result(task())
+    except BaseException as error:  # noqa: BLE001 - the thread's edge: whoever waits gets the error
+        future.set_exception(error)

@@ -11,6 +11,7 @@ import queue
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import IO
 
 from shardam._discovery import open_session
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 """A cold start of all processes takes 2 to 5 s on two cores; ten times that is a hang."""
+
+RECOVERY_TIMEOUT_S = 600.0
+"""With a data folder the shards first read their bases and journals: at 100 MB/s, the least that a disk gives, 60 GB."""
 
 STOP_TIMEOUT_S = 30.0
 """Time to drain after the end of input before the processes are ended by signal."""
@@ -56,6 +60,7 @@ class _Ready:
     cluster: str
     redis_url: str
     admin_url: str
+    data_dir: Path | None
     shards: tuple[LocalShard, ...]
 
     @classmethod
@@ -63,23 +68,31 @@ class _Ready:
         values = json.loads(line)
         names = [field.name for field in dataclasses.fields(LocalShard)]
         shards = tuple(LocalShard(**{name: shard[name] for name in names}) for shard in values["shards"])
-        return cls(values["cluster"], values["redis_url"], values["admin_url"], shards)
+        data_dir = None if values["data_dir"] is None else Path(values["data_dir"])
+        return cls(values["cluster"], values["redis_url"], values["admin_url"], data_dir, shards)
 
 
 class LocalCluster(Cluster):
     """Starts shards, the admin API and a private Valkey as child processes, and connects to them.
 
-    Rows live in the memory of these processes only: they are gone when the cluster is closed. The processes also end when
-    this one ends in any way, because their standard input then ends.
+    The processes end when the cluster is closed, and when this one ends in any way, because their standard input then ends.
+    One that dies is started again.
+
+    Without `data_dir` rows live in the memory of the shard processes only: a killed shard loses them, clients that knew them
+    get ShardLost, and closing the cluster loses all. With it every change is written to the folder before it is acknowledged:
+    a killed shard comes back with every acknowledged row, moment and step, clients go on by themselves, and a later
+    LocalCluster with the same folder, number of shards and seed finds the rows. A folder serves one cluster at a time.
 
     Args:
         shards: number of shard processes, at least 1.
         seed: seed of the initial weights of all tables.
+        data_dir: folder for journals and bases, made if it is missing; None: memory only.
         device: "cpu", or "auto": what the machine offers.
 
     Attributes:
         admin_url: base URL of the admin API.
         redis_url: URL of the private Valkey, for connect in other processes.
+        data_dir: the folder as an absolute path; None: memory only.
         shards: the shard processes.
 
     Raises:
@@ -87,12 +100,16 @@ class LocalCluster(Cluster):
         ShardNotReady: the processes ended or were not ready in time; the message has the end of their log.
     """
 
-    def __init__(self, shards: int = 2, *, seed: int = 0, device: str = "auto") -> None:
-        self._process = _ServerProcess(_command(shards, seed, device))
+    def __init__(
+        self, shards: int = 2, *, seed: int = 0, data_dir: str | os.PathLike[str] | None = None, device: str = "auto"
+    ) -> None:
+        folder = _absolute(data_dir)
+        self._process = _ServerProcess(_command(shards, seed, folder, device))
         try:
-            ready = self._process.wait_until_ready()
+            ready = self._process.wait_until_ready(START_TIMEOUT_S if folder is None else RECOVERY_TIMEOUT_S)
             self.admin_url = ready.admin_url
             self.redis_url = ready.redis_url
+            self.data_dir = ready.data_dir
             self.shards = ready.shards
             super().__init__(open_session(SessionOptions(ready.redis_url, ready.cluster, None, SHARD_TIMEOUT_S)))
         except BaseException:
@@ -113,7 +130,17 @@ class LocalCluster(Cluster):
             self._process.stop()
 
 
-def _command(shards: int, seed: int, device: str) -> list[str]:
+def _absolute(data_dir: str | os.PathLike[str] | None) -> Path | None:
+    if data_dir is None:
+        return None
+    if not isinstance(data_dir, (str, os.PathLike)) or not os.fspath(data_dir) or isinstance(os.fspath(data_dir), bytes):
+        raise BadOption(f"data_dir must be the path of a folder, or None for memory only; got {data_dir!r}")
+    if data_dir == "none":
+        raise BadOption("data_dir 'none': pass None for memory only, or './none' for a folder of that name")
+    return Path(os.path.abspath(data_dir))
+
+
+def _command(shards: int, seed: int, data_dir: Path | None, device: str) -> list[str]:
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
         raise BadOption(f"shards must be an integer >= 1, got {shards!r}")
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -121,6 +148,7 @@ def _command(shards: int, seed: int, device: str) -> list[str]:
     if not isinstance(device, str):
         raise BadOption(f"device must be a string such as 'auto' or 'cpu', got {device!r}")
     command = [sys.executable, "-m", "shardam_server", "up", "--shards", str(shards), "--port", "0", "--admin-port", "0"]
+    command += [f"--data-dir={data_dir or 'none'}"]
     return [*command, "--seed", str(seed), "--device", device, "--json", "--exit-with-stdin"]
 
 
@@ -148,16 +176,19 @@ class _ServerProcess:
         for reader in self._readers:
             reader.start()
 
-    def wait_until_ready(self) -> _Ready:
+    def wait_until_ready(self, timeout_s: float) -> _Ready:
         """Returns what `up` prints once everything serves.
+
+        Args:
+            timeout_s: seconds until it hangs.
 
         Raises:
             ShardNotReady: it ended before, or took too long.
         """
         try:
-            line = self._first_line.get(timeout=START_TIMEOUT_S)
+            line = self._first_line.get(timeout=timeout_s)
         except queue.Empty:
-            raise self._failure(f"was not ready within {START_TIMEOUT_S:g} s") from None
+            raise self._failure(f"was not ready within {timeout_s:g} s") from None
         if not line:
             code = self._process.wait(STOP_TIMEOUT_S)
             raise self._failure(f"ended with exit status {code} before it was ready")

@@ -112,7 +112,7 @@ class Table:
             WrongShape: shapes that do not fit each other; the message has both.
             BadOption: a hyper-parameter out of range, or gradients of another dtype.
             NonFiniteGradient: a merged, unscaled value is NaN or at least 2**64; nothing was sent.
-            MessageTooLarge: a shard's part is above 64 MiB; nothing was sent.
+            MessageTooLarge: a shard's part is above 512 MiB; nothing was sent.
             RowLimit: the table or a shard is full; the message has each shard's outcome.
         """
         check_options(options, grad_scale, self.name)

@@ -149,7 +149,7 @@ class SequenceError(ShardamError):
 
 
 class VersionMismatch(ShardamError):
-    """Client and shard have no protocol version in common."""
+    """Client and shard have no protocol version in common, or a file has one that this program does not know."""
 
     reason = "VERSION_MISMATCH"
 

@@ -11,6 +11,10 @@ MIN_PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 2**20
 """Largest message both ways; gRPC's own default of 4 MiB would refuse an ordinary push."""
 
+MAX_PART_BYTES = 512 * 2**20
+"""Ids and gradients of one part of a push at most. Parts above a chunk travel in chunks; a shard reserves the bytes of a whole
+part before it takes the rest, and this is what it may reserve by default."""
+
 CLIENT_ID_BYTES = 16
 """A client id is 128 random bits."""
 

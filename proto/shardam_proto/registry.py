@@ -53,9 +53,10 @@ class Keys:
         """String with a time to live: ShardEntry as JSON; the lease of the shard's name."""
         return f"shardam:{self.cluster}:shard:{index}"
 
-    def lineage(self, index: int) -> str:
-        """String: lineage of the state that shard last served, to notice a shard that comes back empty."""
-        return f"shardam:{self.cluster}:lineage:{index}"
+    @property
+    def lineages(self) -> str:
+        """Hash: shard index -> lineage of the state that it serves, to notice a shard that comes back without it."""
+        return f"shardam:{self.cluster}:lineages"
 
     def given_rows(self, table_id: int) -> str:
         """String with a time to live: the lease of the one client that writes a table's given (pretrained) rows."""
@@ -95,10 +96,11 @@ class ShardEntry:
         address: host:port of its gRPC server, as clients reach it.
         http_address: host:port of its metrics and health listener.
         incarnation: random number of the process life.
-        lineage: lineage of its state.
+        lineage: lineage of its state; 0: it has none yet, or has lost it.
         device: device that holds its rows, e.g. "cpu".
         pid: process id on its host.
         ready: True: it serves.
+        lost: True: it came back without the state that the cluster knows it had, and serves nothing.
     """
 
     index: int
@@ -109,6 +111,7 @@ class ShardEntry:
     device: str
     pid: int
     ready: bool
+    lost: bool = False
 
     def to_json(self) -> str:
         """Returns the value stored in Redis."""
@@ -118,6 +121,14 @@ class ShardEntry:
     def from_json(cls, text: str | bytes) -> ShardEntry:
         """Reads the value stored in Redis."""
         return cls(**json.loads(text))
+
+
+def lost_shard_problem(index: int) -> str:
+    """Says that a shard is LOST and what to do about it."""
+    return (
+        f"shard {index} is LOST: it started without the rows that the cluster knows it had. Start it with its own data folder, "
+        f"or give its rows up with `shardam forget-shard --index {index}` and train again"
+    )
 
 
 def route_map_to_json(route_map: RouteMap) -> str:

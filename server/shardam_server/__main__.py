@@ -85,7 +85,7 @@ def _help() -> str:
         "",
     ]
     for name, command in COMMANDS.items():
-        lines += [f"  {name:<8} {command.about}", f"  {'':<8}   $ {command.example}"]
+        lines += [f"  {name:<12} {command.about}", f"  {'':<12}   $ {command.example}"]
     return "\n".join([*lines, "", "Each command has --help with its flags, their units, defaults and environment names.", ""])
 
 
@@ -131,6 +131,16 @@ def _status(arguments: list[str]) -> int:
     return run_status(settings)
 
 
+def _forget_shard(arguments: list[str]) -> int:
+    from shardam_server.flags import parse_settings
+    from shardam_server.settings import ForgetShardSettings
+
+    settings = parse_settings("forget-shard", ForgetShardSettings, arguments, COMMANDS["forget-shard"].about)
+    from shardam_server.forget_shard import run_forget_shard
+
+    return run_forget_shard(settings)
+
+
 def _demo(arguments: list[str]) -> int:
     from shardam_server.demo_command import run_demo
 
@@ -168,6 +178,11 @@ COMMANDS: dict[str, Command] = {
         "Says what the cluster consists of and what is missing; exit status 0 if all shards are ready.",
         "shardam status --redis redis://host:6379/0",
         _status,
+    ),
+    "forget-shard": Command(
+        "Gives up the rows of a shard that is LOST: it starts empty, and training starts anew.",
+        "shardam forget-shard --index 1 --redis redis://host:6379/0",
+        _forget_shard,
     ),
     "demo": Command(
         "Trains a recommender with workers against shards, beside the same model trained locally.",

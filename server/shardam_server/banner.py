@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 from shardam_proto.registry import ShardEntry
+from shardam_server.data_folder import describe_durability
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +21,8 @@ class Banner:
         admin_url: URL of the admin API.
         shards: the shards, by index.
         requires_token: True: workers need SHARDAM_TOKEN.
+        data_dir: folder that keeps the shards' state; None: memory only.
+        journal: how they keep changes: off, write or fsync.
     """
 
     cluster: str
@@ -27,14 +31,27 @@ class Banner:
     admin_url: str
     shards: list[ShardEntry]
     requires_token: bool
+    data_dir: Path | None
+    journal: str
 
     def as_json(self) -> str:
-        """Returns one JSON line: redis_url, cluster, admin_url, shards (index, address, http_address, pid)."""
+        """Returns one JSON line: redis_url, cluster, admin_url, data_dir, journal, shards (index, address, http_address, pid).
+
+        `data_dir` is null if rows live in memory only.
+        """
         shards = [
             {"index": shard.index, "address": shard.address, "http_address": shard.http_address, "pid": shard.pid}
             for shard in self.shards
         ]
-        return json.dumps({"redis_url": self.redis_url, "cluster": self.cluster, "admin_url": self.admin_url, "shards": shards})
+        values = {
+            "redis_url": self.redis_url,
+            "cluster": self.cluster,
+            "admin_url": self.admin_url,
+            "data_dir": None if self.data_dir is None else str(self.data_dir),
+            "journal": self.journal,
+            "shards": shards,
+        }
+        return json.dumps(values)
 
     def as_text(self) -> str:
         """Returns lines for a terminal."""
@@ -52,7 +69,7 @@ class Banner:
             "  import shardam",
             f"  cluster = shardam.connect({name})",
             "",
-            "Rows and moments live in memory only: they are lost when their shard stops.",
+            describe_durability(self.data_dir, self.journal),
             *(["The private Redis is for this machine; workers elsewhere need --redis."] if self.private_redis else []),
             "Stop with Ctrl-C (drains; a second Ctrl-C kills).",
             "",

@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shardam_server.children import ChildSpec
 from shardam_server.private_redis import PrivateRedis
-from shardam_server.settings import ENV_PREFIX, LIFELINE_VARIABLE, UpSettings
+from shardam_server.settings import ENV_PREFIX, LIFELINE_VARIABLE, CommonSettings, StateSettings, UpSettings
 
 _ONE_SHARD_ONLY = frozenset({"INDEX", "HTTP_PORT", "ADVERTISE"})
 """A value of these in the environment would be wrong for all shards but one."""
+
+_SHARD_STATE = frozenset(StateSettings.model_fields) - frozenset(CommonSettings.model_fields) - {"truncate_journal"}
+"""Settings that a shard gets as they are; journals are truncated at a first start only."""
 
 _NOT_HANDED_ON = frozenset({*map(str.upper, UpSettings.model_fields), *_ONE_SHARD_ONLY, "REDIS_URL", "JSON"})
 
@@ -39,14 +42,21 @@ class ChildCommands:
             hidden_lines=("Memory overcommit must be enabled", "Reading config from stdin"),
         )
 
-    def shard(self, index: int, port: Callable[[], int]) -> ChildSpec:
+    def shard(self, index: int, port: Callable[[], int], has_served: Callable[[], bool]) -> ChildSpec:
         """Returns a shard's specification.
 
         Args:
             index: index of the shard.
             port: returns its port, asked anew for each start; 0: any.
+            has_served: returns whether it was ready once. From then on no start truncates a journal: the user has seen what
+                one truncation costs, and not what a later one would.
         """
-        return self._package(f"shard {index}", lambda: self._shard_flags(index, port()))
+
+        def flags() -> list[str]:
+            truncate = self._settings.truncate_journal and not has_served()
+            return [*self._shard_flags(index, port()), *(["--truncate-journal"] if truncate else [])]
+
+        return self._package(f"shard {index}", flags)
 
     def admin(self, port: int) -> ChildSpec:
         """Returns the admin API's specification."""
@@ -81,6 +91,12 @@ class ChildCommands:
         )
         return [*flags, "--insecure"] if settings.insecure else flags
 
+    def _state(self) -> dict[str, object]:
+        """Returns the settings of a shard's state, sorted by name; one without a value is left to the shard."""
+        values = {name: getattr(self._settings, name) for name in sorted(_SHARD_STATE)}
+        data_dir = self._settings.data_dir or "none"
+        return {"data_dir": data_dir, **{name: value for name, value in values.items() if value is not None}}
+
     def _shard_flags(self, index: int, port: int) -> list[str]:
         settings = self._settings
         flags = _flags(
@@ -94,6 +110,7 @@ class ChildCommands:
                 "lease-s": settings.lease_s,
             }
         )
+        flags += _flags({name.replace("_", "-"): value for name, value in self._state().items()})
         if "seed" in settings.model_fields_set:  # unsaid, a shard takes the seed that the cluster was created with
             flags += _flags({"seed": settings.seed})
         return ["shard", *flags, *self._common_flags()]

@@ -120,11 +120,25 @@ def parse_options(arguments: list[str]) -> DemoOptions:
         metavar="N",
         help="seed of initial rows and weights, of the order of samples and of synthetic data (default 0)",
     )
+    parser.add_argument(
+        "--data-dir",
+        type=_folder,
+        metavar="PATH",
+        help="folder that keeps rows and moments: a killed shard comes back from it, and another demo with the same folder, "
+        "shards and seed trains on from there (default: none, they live in memory and go with the demo)",
+    )
     parser.add_argument("--keep", action="store_true", help="leave everything up at the end, with URLs to open, until Ctrl-C")
     parser.add_argument(
         "--json", dest="as_json", action="store_true", help="end stdout with one JSON object; all else goes to stderr"
     )
     return DemoOptions(**vars(parser.parse_args(arguments)))
+
+
+def _folder(text: str) -> Path | None:
+    """Converts a flag that takes a folder, or `none`."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be a folder, or none for memory only")
+    return None if text.lower() == "none" else Path(text).absolute()
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:

@@ -104,6 +104,11 @@ class DemoReport:
             f"starting {_count(workers, 'worker')} (cpu)"
         )
 
+    def durability(self, data_dir: Path | None) -> None:
+        """Says where rows live, if they outlive the demo."""
+        if data_dir is not None:
+            self.line(f"  rows are kept in {data_dir}; a demo with this folder again trains on from there")
+
     def progress(self, part: str, epoch: int, done: int, total: int) -> None:
         """Moves the bar, if this is a terminal."""
         if not self._console.is_terminal:

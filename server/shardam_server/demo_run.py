@@ -34,13 +34,14 @@ LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 @dataclasses.dataclass(frozen=True)
 class DemoOptions:
-    """What the user asked for."""
+    """What the user asked for; `data_dir` None: rows live in memory only."""
 
     data: str | None
     workers: int
     shards: int
     epochs: int
     seed: int
+    data_dir: Path | None
     keep: bool
     as_json: bool
 
@@ -140,6 +141,7 @@ class Demo:
 
     def _start_cluster(self) -> ClusterAddress:
         flags = ["--shards", str(self._options.shards), "--port", "0", "--admin-port", "0", "--seed", str(self._options.seed)]
+        flags.append(f"--data-dir={self._options.data_dir or 'none'}")
         self._start(CLUSTER, "shardam_server", ["up", *flags, "--json", "--exit-with-stdin"], {})
         try:
             happening = self._happenings.get(timeout=CLUSTER_START_S)
@@ -154,6 +156,7 @@ class Demo:
     def _train(self, cluster: ClusterAddress) -> None:
         options = self._options
         self._report.started(devices_of(cluster.admin_url), options.workers, cluster.admin_url)
+        self._report.durability(options.data_dir)
         torchrun = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(options.workers)]
         environment = {
             "SHARDAM_REDIS_URL": cluster.redis_url,

@@ -140,7 +140,7 @@ def _bounds(info: FieldInfo) -> str:
 
 def _help_of(field: str, info: FieldInfo) -> str:
     facts = [_bounds(info)]
-    default = info.default
+    default = info.get_default(call_default_factory=True, validated_data={})
     if not info.is_required() and default is not None and not isinstance(default, bool):
         facts.append(f"default {default:g}" if isinstance(default, float) else f"default {default}")
     facts.append("env " + " or ".join(variables_of(field, info)))

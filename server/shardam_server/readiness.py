@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import time
+from collections.abc import Callable
 
 import redis
 
@@ -58,17 +59,27 @@ class ClusterProbe:
                 return await self.check_redis()
             await asyncio.sleep(_POLL_S)
 
-    async def shard_ready(self, index: int, pid: int) -> ShardEntry:
+    async def shard_ready(self, index: int, pid: int, when_lost: Callable[[ShardEntry], None]) -> ShardEntry:
         """Waits until the process `pid` is registered as a shard and serves, and returns its registration.
 
-        The process id tells it from the lease that a predecessor left.
+        The process id tells it from the lease that a predecessor left. A shard that is LOST serves nothing, so it is not ready.
+
+        Args:
+            index: index of the shard.
+            pid: its process id.
+            when_lost: called once if the shard says that it is LOST.
         """
+        lost = False
         while True:
             with contextlib.suppress(RedisUnreachable):
                 view = await self.view()
                 entry = view.shards.get(index)
-                if view.route_map is not None and entry is not None and entry.ready and entry.pid == pid:
-                    return entry
+                if entry is not None and entry.pid == pid:
+                    if entry.lost and not lost:
+                        lost = True
+                        when_lost(entry)
+                    if view.route_map is not None and entry.ready and not entry.lost:
+                        return entry
             await asyncio.sleep(_POLL_S)
 
     async def admin_ready(self, host: str, port: int) -> None:

@@ -18,6 +18,7 @@ from shardam_proto.errors import BadToken
 from shardam_proto.registry import REDIS_TIMEOUT_S
 from shardam_proto.routing import NUM_BUCKETS
 from shardam_proto.schema import check_name
+from shardam_server.data_folder import absolute_data_dir, default_data_dir
 from shardam_server.devices import check_device_name
 
 ENV_PREFIX = "SHARDAM_"
@@ -65,7 +66,9 @@ def _lower(value: object) -> object:
 
 
 def _read_data_dir(value: object) -> object:
-    return None if value == "none" else value
+    if value == "":
+        raise ValueError("must be a folder, or none for memory only")
+    return None if isinstance(value, str) and value.lower() == "none" else value
 
 
 def check_token(token: str) -> str:
@@ -186,7 +189,9 @@ class StateSettings(CommonSettings):
         "new base; refuse = refuse changes",
     )
     journal_limit_mib: Annotated[int, Field(ge=1, le=2**20)] = Field(
-        1024, description="size of a journal in MiB at which the shard writes a new base and starts the journal anew"
+        1024,
+        description="size of a journal in MiB at which the shard writes a new base and starts the journal anew; if its last "
+        "base is larger, that one's size",
     )
     truncate_journal: bool = Field(
         False, description="start from a damaged or incomplete journal as far as it can be read; what follows is lost"
@@ -292,14 +297,27 @@ class StatusSettings(MemberSettings):
     )
 
 
-class UpSettings(CommonSettings):
-    """Settings of `shardam up`.
+class ForgetShardSettings(MemberSettings):
+    """Settings of `shardam forget-shard`."""
+
+    index: int = Field(ge=0, lt=NUM_BUCKETS, description="index of the LOST shard whose rows are given up. Required")
+    shard_timeout_s: TimeoutSeconds = Field(30.0, description="seconds until the call to the shard has failed")
+
+
+class UpSettings(StateSettings):
+    """Settings of `shardam up`; its shards get those of their state as they are here.
 
     Attributes:
+        data_dir: absolute; None: memory only.
         redis: URL of a running server, with its password; None: a private one is started.
         as_json: `--json`.
     """
 
+    data_dir: Annotated[Path | None, BeforeValidator(_read_data_dir), AfterValidator(absolute_data_dir)] = Field(
+        default_factory=default_data_dir,
+        description="folder that keeps rows, moments and steps, one below it for each cluster and shard: a killed shard comes "
+        "back from it, and so does the next `up`. none = rows live in memory only. The default follows $XDG_STATE_HOME",
+    )
     shards: int = Field(2, ge=1, le=256, description="number of shards to start")
     host: Host = Field("127.0.0.1", description="address that all bind; a wider one than loopback needs a token or --insecure")
     port: Port = Field(DEFAULT_PORT, description="shard I listens on this port + I; 0 = free ports")

@@ -17,13 +17,9 @@ from shardam_proto.v1 import common_pb2, shard_pb2, shard_pb2_grpc
 from shardam_server.command_errors import CommandError
 from shardam_server.redis_errors import redis_unreachable
 from shardam_server.settings import StatusSettings
+from shardam_server.shard_words import JOURNAL_MODES, JOURNAL_STATES, problem_of, state_word, warning_of
 
 _MAX_CALLS = 32  # calls at once; more would only queue on this side
-_STATES = {
-    shard_pb2.SERVING_STATE_STARTING: "starting",
-    shard_pb2.SERVING_STATE_SERVING: "serving",
-    shard_pb2.SERVING_STATE_DRAINING: "draining",
-}
 _REFUSED = "refused"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -34,10 +30,10 @@ class ShardReport:
 
     Attributes:
         index: shard index.
-        state: "serving", "starting", "draining", "restarting", "refused" (it answered, but not to this caller), "unreachable"
-            or "missing".
-        problem: why it is not serving; empty if it is. The words of a refusal are the shard's own, other words follow
-            the shard's name.
+        state: a word of shard_words.STATES, "restarting", "refused" (it answered, but not to this caller), "unreachable" or
+            "missing".
+        problem: why it does not take pulls and changes; empty if it does. The words of a refusal are the shard's own, other
+            words follow the shard's name.
         entry: its registration, or None.
         status: its own answer, or None.
     """
@@ -87,9 +83,15 @@ class ClusterReport:
             problems.append("there is no route map yet: it is made once all shards are registered")
         return problems
 
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know of shards that serve, one sentence each: a DEGRADED journal is said here."""
+        found = [(shard.index, warning_of(shard.status)) for shard in self.shards if shard.status is not None]
+        return [f"shard {index} {words}" for index, words in found if words is not None]
+
 
 def run_status(settings: StatusSettings) -> int:
-    """Prints the cluster's status; returns 0 if all shards serve, else 1.
+    """Prints the cluster's status; returns 0 if all shards take pulls and changes, else 1.
 
     Raises:
         RedisUnreachable: Redis does not answer.
@@ -150,9 +152,8 @@ def _ask_shard(index: int, entry: ShardEntry | None, cluster_id: str, settings: 
             return ShardReport(index, "restarting", "is restarting; try again", entry)
         except ShardamError as error:
             return ShardReport(index, _REFUSED, error.message, entry)
-    state = _STATES.get(status.state, "unknown")
-    waits = f" and waits for {status.waiting_for}" if status.waiting_for else ""
-    return ShardReport(index, state, "" if state == "serving" else f"is {state}{waits}", entry, status)
+    problem = problem_of(index, status)
+    return ShardReport(index, state_word(status), "" if problem is None else problem[1], entry, status)
 
 
 def report_as_json(report: ClusterReport) -> str:
@@ -166,6 +167,7 @@ def report_as_json(report: ClusterReport) -> str:
         "epoch": route_map.epoch if route_map else None,
         "ready": not report.problems,
         "problems": report.problems,
+        "warnings": report.warnings,
         "shards": [_shard_as_json(shard) for shard in report.shards],
     }
     return json.dumps(value) + "\n"
@@ -178,6 +180,12 @@ def _shard_as_json(shard: ShardReport) -> dict[str, object]:
         value |= {"pid": shard.entry.pid, "incarnation": str(shard.entry.incarnation)}
     if shard.status is not None:
         value |= {name: getattr(shard.status, name) for name in _STATUS_FIELDS}
+        value |= {
+            "journal_mode": JOURNAL_MODES.get(shard.status.journal_mode),
+            "journal_state": JOURNAL_STATES.get(shard.status.journal_state),
+            "journal_problem": shard.status.journal_problem or None,
+            "data_folder": shard.status.data_folder or None,
+        }
     return value
 
 
@@ -192,7 +200,9 @@ def report_as_text(report: ClusterReport) -> str:
             "",
         ]
         lines += _table([_HEADINGS, *(_row(shard) for shard in report.shards)])
-        lines += ["", *(_warnings(report))]
+        kept = [_kept(shard.index, shard.status) for shard in report.shards if shard.status is not None]
+        lines += ["", *_table(kept), ""] if kept else [""]
+        lines += [f"note: {warning}" for warning in report.warnings]
     lines += [f"missing: {problem}" for problem in report.problems] or ["all shards are ready"]
     return "\n".join(lines) + "\n"
 
@@ -209,7 +219,11 @@ _STATUS_FIELDS = (
     "resident_bytes",
     "device_memory_bytes",
     "queue_depth",
+    "queue_bytes",
+    "reserved_bytes",
+    "parked_requests",
     "num_clients",
+    "journal_bytes",
 )
 """Fields of GetStatusResponse that the JSON form hands on."""
 
@@ -232,12 +246,19 @@ def _tables(report: ClusterReport) -> str:
     return f"tables {max(counts)}" if counts else "tables unknown"
 
 
-def _warnings(report: ClusterReport) -> list[str]:
-    return [
-        f"note: shard {shard.index}: {shard.status.journal_problem}"
-        for shard in report.shards
-        if shard.status is not None and shard.status.journal_problem
-    ]
+def _kept(index: int, status: shard_pb2.GetStatusResponse) -> tuple[str, ...]:
+    """Returns how a shard keeps its changes, and what waits in it, as cells of one line."""
+    mode = JOURNAL_MODES.get(status.journal_mode, "unknown")
+    state = JOURNAL_STATES.get(status.journal_state, "unknown")
+    return (
+        f"shard {index}",
+        f"journal {mode}" + ("" if state in ("ok", "unknown") else f" ({state.upper()})"),
+        f"{_bytes(status.journal_bytes)} since its base",
+        status.data_folder or "memory only",
+        f"waiting {_bytes(status.queue_bytes)}",
+        f"reserved {_bytes(status.reserved_bytes)}",
+        f"parked {status.parked_requests}",
+    )
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:

@@ -13,10 +13,11 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 
 from shardam_server.children import Child, describe_exit
-from shardam_server.command_errors import CommandError
+from shardam_server.command_errors import CommandError, UsageError
 
 _log = logging.getLogger(__name__)
 _REMIND_S = 10.0  # how often a long wait for readiness is logged
+_LAST_WORDS = "shardam: "  # how a command of ours begins the line that says why it ends
 _KILL_WAIT_S = 10.0  # the kernel ends a killed process at once, unless it hangs in a device
 
 
@@ -28,11 +29,13 @@ class RestartPolicy:
         delay_s: wait before the first start after an exit; doubles with each further exit before readiness.
         max_delay_s: longest wait.
         limit: exits in a row before readiness after which the supervisor gives up.
+        final_status: exit status by which a child says, before readiness, that no other start would end otherwise.
     """
 
     delay_s: float = 0.5
     max_delay_s: float = 15.0
     limit: int = 5
+    final_status: int | None = None
 
     def delay_after(self, exits: int) -> float:
         """Returns the wait in seconds after that many exits in a row before readiness (0: it had been ready)."""
@@ -44,6 +47,10 @@ class GaveUp(CommandError):
     """A child ended too often before it was ready."""
 
 
+class StartRefused(UsageError):
+    """A child cannot run with its settings; the message has its own last words."""
+
+
 class Kept:
     """A child that is kept alive.
 
@@ -52,7 +59,7 @@ class Kept:
         wait_ready: waits until the process with the given id serves.
         policy: when it is started again.
         after: what must be ready whenever this child is started.
-        loss: what its end costs, for the log line that reports it.
+        aftermath: what its end means for what it held, for the log line that reports it.
     """
 
     def __init__(
@@ -62,7 +69,7 @@ class Kept:
         policy: RestartPolicy,
         *,
         after: Sequence[Kept] = (),
-        loss: str = "",
+        aftermath: str = "",
     ) -> None:
         self.child = child
         self.ready = asyncio.Event()
@@ -70,13 +77,14 @@ class Kept:
         self._wait_ready = wait_ready
         self._policy = policy
         self._after = after
-        self._loss = f"; {loss}" if loss else ""
+        self._aftermath = f"; {aftermath}" if aftermath else ""
 
     async def run(self) -> None:
         """Starts the child, and again whenever it ends, until cancelled (which leaves it running).
 
         Raises:
             GaveUp: `policy.limit` exits in a row came before readiness.
+            StartRefused: it ended with `policy.final_status` before readiness.
             CommandError: the program cannot be run at all.
         """
         exits = 0
@@ -89,12 +97,14 @@ class Kept:
                 raise CommandError(f"{self.child.name} cannot be started: {error}") from error
             self.starts += 1
             was_ready, status = await self._run_once(pid)
+            if status == self._policy.final_status and not was_ready:
+                raise StartRefused(_refusal(self.child))
             exits = 0 if was_ready else exits + 1
             if exits >= self._policy.limit:
                 raise GaveUp(_obituary(self.child, status, exits))
             delay_s = self._policy.delay_after(exits)
-            loss = self._loss if was_ready else ""
-            _log.warning("%s %s%s; starting it again in %g s", self.child.name, describe_exit(status), loss, delay_s)
+            aftermath = self._aftermath if was_ready else ""
+            _log.warning("%s %s%s; starting it again in %g s", self.child.name, describe_exit(status), aftermath, delay_s)
             await asyncio.sleep(delay_s)
 
     async def _run_once(self, pid: int) -> tuple[bool, int]:
@@ -120,6 +130,14 @@ def _obituary(child: Child, status: int, exits: int) -> str:
     lines = "".join(f"\n  {line}" for line in child.last_lines) or " none"
     times = "once" if exits == 1 else f"{exits} times in a row"
     return f"{child.name} {describe_exit(status)}, {times} before it was ready: stopped. Its last lines:{lines}"
+
+
+def _refusal(child: Child) -> str:
+    """Words the end of a child that cannot run with its settings: what it said last, which names the remedy."""
+    lines = list(child.last_lines)
+    last = next((index for index in reversed(range(len(lines))) if lines[index].startswith(_LAST_WORDS)), 0)
+    reason = "\n  ".join(lines[last:]).removeprefix(_LAST_WORDS)
+    return f"{child.name} cannot start: {reason or 'it said nothing'}"
 
 
 class Supervisor:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
 import signal
 import sys
 
+from shardam_proto.registry import ShardEntry, lost_shard_problem
 from shardam_server.banner import Banner
 from shardam_server.bind import check_bind, check_port_free, free_port, join_address, local_host
 from shardam_server.child_commands import ChildCommands
-from shardam_server.children import Child, Console
+from shardam_server.children import Child, ChildSpec, Console
+from shardam_server.command_errors import CommandError, UsageError
+from shardam_server.data_folder import aftermath_of_a_kill, prepare_data_dir
 from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_stdin
 from shardam_server.logs import configure_logging, secrets_of
@@ -34,7 +38,7 @@ def run_up(settings: UpSettings) -> int:
         Exit status: 0 after a drain, 1 if something had to be killed.
 
     Raises:
-        UsageError: the bind is refused.
+        UsageError: the bind is refused, the data folder cannot be written, or a child cannot run with its settings.
         CommandError: a port is taken, there is no Redis, or a child does not come up.
         RedisUnreachable: the Redis that `--redis` names does not answer.
     """
@@ -43,6 +47,8 @@ def run_up(settings: UpSettings) -> int:
         check_port_free(settings.host, settings.port + index, "--port")
     check_port_free(settings.host, settings.admin_port, "--admin-port")
     private = PrivateRedis.prepare() if settings.redis is None else None
+    if settings.data_dir is not None:
+        prepare_data_dir(settings.data_dir)
     configure_logging(settings, role="up")
     if private is not None and os.environ.get("SHARDAM_REDIS_URL"):
         _log.info("SHARDAM_REDIS_URL is for workers and not used here: a private Redis is started; choose another with --redis")
@@ -63,6 +69,8 @@ class _Cluster:
         self._admin_port = settings.admin_port or free_port(settings.host)
         # A shard on a free port keeps the port that it first took, so that workers find it again.
         self._ports = {index: settings.port + index if settings.port else 0 for index in range(settings.shards)}
+        self._have_served: set[int] = set()
+        self._announced = False
 
     async def run(self) -> int:
         """Runs until stopped; returns the exit status."""
@@ -95,25 +103,29 @@ class _Cluster:
         """Makes the children in the order in which they start; they stop in the opposite one."""
         settings, private = self._settings, self._private
         policy = RestartPolicy(settings.restart_delay_s, settings.restart_delay_max_s, settings.restart_limit)
+        of_ours = dataclasses.replace(policy, final_status=UsageError.exit_code)
         secrets = [*secrets_of(settings), private.password if private is not None else ""]
         console = Console(sys.stderr, settings.log_format, secrets)
         commands = ChildCommands(settings, self._redis_url)
         servers: list[Kept] = []
         if private is not None:
             loss = "names and table schemas were in its memory; shards register again by themselves"
-            servers = [Kept(Child(commands.redis(private), console), self._redis_ready, policy, loss=loss)]
+            servers = [Kept(Child(commands.redis(private), console), self._redis_ready, policy, aftermath=loss)]
         shards = [
             Kept(
-                Child(commands.shard(index, functools.partial(self._ports.__getitem__, index)), console),
+                Child(self._shard_command(commands, index), console),
                 functools.partial(self._shard_ready, index),
-                policy,
+                of_ours,
                 after=servers,
-                loss="its rows and moments were in memory only and are lost",
+                aftermath=aftermath_of_a_kill(index, settings.data_dir, settings.journal_mode),
             )
             for index in self._ports
         ]
-        admin = Kept(Child(commands.admin(self._admin_port), console), self._admin_ready, policy, after=servers)
+        admin = Kept(Child(commands.admin(self._admin_port), console), self._admin_ready, of_ours, after=servers)
         return [servers, shards, [admin]]
+
+    def _shard_command(self, commands: ChildCommands, index: int) -> ChildSpec:
+        return commands.shard(index, lambda: self._ports[index], lambda: index in self._have_served)
 
     async def _redis_ready(self, pid: int) -> None:
         await self._probe.redis_ready()
@@ -122,8 +134,29 @@ class _Cluster:
         _log.debug("the private Redis answers (pid %d)", pid)
 
     async def _shard_ready(self, index: int, pid: int) -> None:
-        entry = await self._probe.shard_ready(index, pid)
+        entry = await self._probe.shard_ready(index, pid, self._report_lost)
+        self._have_served.add(index)
         self._ports[index] = self._ports[index] or int(entry.address.rpartition(":")[2])
+
+    def _report_lost(self, entry: ShardEntry) -> None:
+        """Says once that a shard is LOST, with the remedy.
+
+        Raises:
+            CommandError: the remedy needs the URL of the private Redis, which only a banner in text would say.
+        """
+        settings, problem = self._settings, lost_shard_problem(entry.index)
+        if self._announced or self._private is None:
+            _log.warning("%s; until then it is not ready (pid %d)", problem, entry.pid)
+        elif settings.as_json:
+            raise CommandError(f"{problem}: for that start `shardam up` with this folder and without --json")
+        else:
+            _log.warning("%s; until then the cluster is not ready (pid %d)", problem, entry.pid)
+            cluster = "" if settings.cluster == "default" else f" --cluster {settings.cluster}"
+            sys.stdout.write(
+                f"\nShard {entry.index} is LOST, and the cluster waits for it. To give its rows up, in another shell:\n"
+                f"  export SHARDAM_REDIS_URL={self._redis_url}\n  shardam forget-shard --index {entry.index}{cluster}\n\n"
+            )
+            sys.stdout.flush()
 
     async def _admin_ready(self, pid: int) -> None:
         await self._probe.admin_ready(local_host(self._settings.host), self._admin_port)
@@ -139,6 +172,9 @@ class _Cluster:
             admin_url=f"http://{join_address(local_host(settings.host), self._admin_port)}",
             shards=[view.shards[index] for index in sorted(view.shards)],
             requires_token=settings.token is not None,
+            data_dir=settings.data_dir,
+            journal=settings.journal_mode,
         )
+        self._announced = True
         sys.stdout.write((banner.as_json() if settings.as_json else banner.as_text()) + "\n")
         sys.stdout.flush()

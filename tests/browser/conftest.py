@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from shardam_testing.admin import Console, raw_cluster, running_admin
 from shardam_testing.processes import running_shards
+
+expect.set_options(timeout=20_000)  # a guard against hanging: the parts of the page arrive in any order, on a busy machine late
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = (

@@ -28,6 +28,7 @@ def test_the_synthetic_demo_ends_with_one_json_object_of_its_figures(tmp_path: P
         assert demo.wait() == 0, demo.err.read_text()
         demo.assert_nothing_is_left()
         demo.assert_temp_is_empty()
+        assert not demo.state_home.exists(), "rows live in memory and go with the demo"
         lines = demo.out.read_text().splitlines()
         people = demo.err.read_text()
     result = json.loads(lines[-1])
@@ -57,10 +58,13 @@ def test_the_synthetic_demo_ends_with_one_json_object_of_its_figures(tmp_path: P
 
 def test_keep_leaves_urls_that_work_until_ctrl_c(tmp_path: Path) -> None:
     arguments = ("--data", str(write_clicks(tmp_path)), "--epochs", "2", "--workers", "1", "--shards", "3", "--keep")
-    with running_demo(tmp_path, *arguments) as demo:
+    folder = tmp_path / "rows"
+    with running_demo(tmp_path, *arguments, "--data-dir", str(folder)) as demo:
         text = demo.wait_for_text("export SHARDAM_REDIS_URL=redis://")
         words = {line.split()[0]: line.split()[-1] for line in text.splitlines() if line.startswith("  ")}
         assert len(text.splitlines()) < 40
+        assert f"rows are kept in {folder}; a demo with this folder again trains on from there" in text
+        assert folder.is_dir()
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         for name in ("page", "API"):
             with opener.open(words[name], timeout=30) as response:

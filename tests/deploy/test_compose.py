@@ -88,6 +88,39 @@ def test_the_stack_starts_in_order_trains_shows_a_row_and_every_service_stops_wi
     assert [name for name in stack.services if TOKEN in stack.log(name)] == []
 
 
+@pytest.mark.timeout(300)
+def test_a_killed_shard_of_the_stack_comes_back_from_its_volume_with_its_rows(stack: ComposeStack) -> None:
+    serving = ("redis", "shard-0", "shard-1", "admin")
+    for name in serving:
+        stack.start(name)
+    for name in serving:
+        stack.wait_healthy(name)
+    row_ids = [str(row_id) for row_id in range(50)]
+
+    def rows(client: httpx2.Client) -> object:
+        answer = client.post("/v1/tables/kept/rows:batchGet", json={"ids": row_ids, "include": "optimizer"})
+        return answer.json()["rows"] if answer.status_code == 200 else None
+
+    with admin_client(stack) as client:
+        assert client.post("/v1/tables", json={"name": "kept", "dim": 4}).status_code in (200, 201)
+        for row_id in row_ids:
+            body = {
+                "weight": [float(row_id), 0.5, -0.5, 1e-30],
+                "optimizer": {"exp_avg": [0.25] * 4, "exp_avg_sq": [0.125] * 4},
+            }
+            assert client.put(f"/v1/tables/kept/rows/{row_id}", json=body).status_code in (200, 201)
+        before = rows(client)
+        assert before is not None
+        assert [shard["num_rows"] > 0 for shard in client.get("/v1/shards").json()["shards"]] == [True, True]
+        stack.kill("shard-1")
+        assert rows(client) is None, "half of the rows are gone for now, and the answer says so"
+        stack.start("shard-1")
+        stack.wait_healthy("shard-1")
+        stack.wait_healthy("admin")
+        assert wait_for("the rows to be read again", lambda: rows(client), HANG_S) == before
+    assert [stack.stop(name) for name in reversed(serving)] == [0, 0, 0, 0]
+
+
 def wait_for_log(stack: ComposeStack, service: str, text: str) -> None:
     def said() -> bool:
         assert stack.is_running(service), stack.log(service)
@@ -124,15 +157,19 @@ def test_started_all_at_once_without_redis_everything_waits_and_a_restart_of_red
 
 @pytest.mark.case("C142")
 @pytest.mark.timeout(300)
-def test_a_second_replica_of_a_shard_is_refused_by_name_and_the_first_serves_on(stack: ComposeStack) -> None:
+def test_a_second_replica_of_a_shard_is_refused_by_its_volume_or_its_name_and_the_first_serves_on(stack: ComposeStack) -> None:
     for name in ("redis", "shard-0", "shard-1"):
         stack.start(name)
     for name in ("redis", "shard-0", "shard-1"):
         stack.wait_healthy(name)
-    second = stack.run_again("shard-0", {"--port": "0", "--http-port": "0"}, SHARDAM_LEASE_S="1")
-    assert second.returncode == 1
-    assert "shard 0 of cluster 'default' is already running" in second.stderr
-    assert "use another --index or --cluster" in second.stderr
+    ports = {"--port": "0", "--http-port": "0"}
+    on_another_machine = stack.run_again("shard-0", ports, SHARDAM_LEASE_S="1", SHARDAM_DATA_DIR="none")
+    assert on_another_machine.returncode == 1
+    assert "shard 0 of cluster 'default' is already running" in on_another_machine.stderr
+    assert "use another --index or --cluster" in on_another_machine.stderr
+    scaled = stack.run_again("shard-0", ports, SHARDAM_LEASE_S="1")
+    assert scaled.returncode == 1
+    assert "shard-0 is held by process" in scaled.stderr
     assert stack.is_healthy("shard-0")
     assert [stack.stop(name) for name in ("shard-1", "shard-0", "redis")] == [0, 0, 0]
 

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from shardam_testing.processes import clean_environment, free_port
@@ -134,6 +135,14 @@ def test_up_names_a_taken_port_and_its_flag_before_anything_starts(flag: str) ->
         other = "--admin-port" if flag == "--port" else "--port"
         message = refusal("up", "--shards", "1", flag, str(port), other, "0", status=1)
     assert message == f"port {port} is in use: choose another with {flag}"
+
+
+def test_up_names_a_folder_that_it_cannot_write_before_anything_starts(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    message = refusal("up", "--port", "0", "--admin-port", "0", SHARDAM_DATA_DIR=str(path))
+    assert message.startswith(f"--data-dir {path} cannot be written (")
+    assert message.endswith("name another folder, or keep rows in memory only with --data-dir none")
 
 
 @pytest.mark.case("C103")

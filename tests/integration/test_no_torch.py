@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from shardam_testing.processes import clean_environment
 
 MAX_RESIDENT_BYTES = 200 * 2**20
 """What importing torch alone would cost."""
@@ -25,7 +25,7 @@ def poisoned(tmp_path: Path) -> tuple[dict[str, str], Path]:
     (tmp_path / "torch.py").write_text(
         f"import traceback\nopen({str(trace)!r}, 'a').write(''.join(traceback.format_stack()))\nraise ImportError('torch')\n"
     )
-    return {**os.environ, "PYTHONPATH": str(tmp_path)}, trace
+    return clean_environment(PYTHONPATH=str(tmp_path)), trace
 
 
 def run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:

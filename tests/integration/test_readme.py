@@ -3,14 +3,13 @@
 A comment before a block may say how: `<!-- test: dry run -->` (make is asked what it would do: the commands themselves are
 what runs this test), `<!-- test: background until "TEXT" -->` (the block goes on while the later ones run; it is interrupted,
 as by Ctrl-C, at the end). Ports are free ones, so 127.0.0.1:8080 is replaced by the admin API's address, and .venv/bin by the
-folder of this interpreter. Everything else is run as it stands.
+folder of this interpreter; what is kept lies away from the user's own. Everything else is run as it stands.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shardam_testing.processes import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,7 +92,7 @@ class Runner:
     admin: str = "127.0.0.1:8080"
     background: Background | None = None
     environment: dict[str, str] = dataclasses.field(
-        default_factory=lambda: {**os.environ, "SHARDAM_PORT": "0", "SHARDAM_ADMIN_PORT": "0", "PYTHONUNBUFFERED": "1"}
+        default_factory=lambda: clean_environment(SHARDAM_PORT="0", SHARDAM_ADMIN_PORT="0", PYTHONUNBUFFERED="1")
     )
 
     def run(self, block: Block) -> str:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from shardam_testing.admin import raw_cluster, running_admin
@@ -36,7 +35,7 @@ def test_it_is_live_before_redis_and_becomes_ready_with_the_cluster(tmp_path: Pa
             )
 
 
-def test_a_lost_shard_is_shown_and_its_rows_are_never_answered_in_part(tmp_path: Path) -> None:
+def test_a_shard_that_is_away_is_shown_and_its_rows_are_never_answered_in_part(tmp_path: Path) -> None:
     with (
         running_shards(tmp_path, 2) as shards,
         running_admin(shards.valkey.url, tmp_path) as admin,
@@ -48,7 +47,6 @@ def test_a_lost_shard_is_shown_and_its_rows_are_never_answered_in_part(tmp_path:
             owners = grpc.owners(range(20))
         assert client.get("/readyz").status_code == 200
         of_shard = [[str(row_id) for row_id in range(20) if owners[row_id] == shard] for shard in (0, 1)]
-        former = client.get(f"/v1/tables/t/rows/{of_shard[1][0]}").headers["etag"]
         shards.processes[1].kill()
 
         response = client.post("/v1/tables/t/rows:batchGet", json={"ids": [of_shard[0][0], of_shard[1][0]]})
@@ -77,23 +75,6 @@ def test_a_lost_shard_is_shown_and_its_rows_are_never_answered_in_part(tmp_path:
         up = {sample.labels["shard"]: sample.value for sample in families["shardam_shard_up"].samples}
         assert up == {"0": 1.0, "1": 0.0}
         assert {sample.labels["shard"] for sample in families["shardam_pushes"].samples} == {"0"}
-
-        shards.start(1)
-        wait_for("the restarted shard to be found", lambda: client.get("/readyz").status_code == 200)
-        check_former_tag(client, f"/v1/tables/t/rows/{of_shard[1][0]}", former)
-
-
-def check_former_tag(client: httpx2.Client, path: str, former: str) -> None:
-    """An ETag of a shard's former life does not fit its next one, also where the same change number comes again."""
-    assert client.get(path).status_code == 404  # this version keeps rows in memory only
-    for _ in range(100):
-        tag = client.put(path, json={"weight": [7, 7]}).headers["etag"]
-        if tag.rpartition(":")[2] == former.rpartition(":")[2]:
-            break
-    assert tag.rpartition(":")[2] == former.rpartition(":")[2]
-    response = client.put(path, json={"weight": [8, 8]}, headers={"if-match": former})
-    assert (response.status_code, response.json()["reason"]) == (412, "ETAG_MISMATCH")
-    assert client.get(path).json()["weight"] == [7, 7]
 
 
 def test_rows_are_served_on_while_redis_is_gone(tmp_path: Path) -> None:

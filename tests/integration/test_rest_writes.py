@@ -214,7 +214,7 @@ def test_the_clients_of_changes_have_left(fronts: Fronts, table: common_pb2.Tabl
     before = fronts.num_clients()
     for row_id in IDS:
         fronts.rest.put(fronts.path(table, row_id), json={"weight": [1, 2, 3]})
-        fronts.rest.put(fronts.path(table, row_id), json={"weight": [1, 2, 3]}, headers={"if-match": '"0:1:1"'})
+        fronts.rest.put(fronts.path(table, row_id), json={"weight": [1, 2, 3]}, headers={"if-match": '"0:1:1:1"'})
         fronts.rest.delete(fronts.path(table, row_id))
     assert fronts.num_clients() == before
 
@@ -243,10 +243,10 @@ def test_an_etag_lets_a_change_pass_once(fronts: Fronts, table: common_pb2.Table
     assert fronts.rest.delete(path, headers={"if-match": fronts.rest.get(path).headers["etag"]}).status_code == 200
 
 
-def test_a_tag_of_another_process_life_is_412(fronts: Fronts, table: common_pb2.TableInfo) -> None:
+def test_a_tag_of_another_lineage_is_412(fronts: Fronts, table: common_pb2.TableInfo) -> None:
     path = fronts.path(table, -1)
-    shard, incarnation, number = fronts.rest.get(path).headers["etag"].strip('"').split(":")
-    tag = f'"{shard}:{int(incarnation) ^ 1}:{number}"'
+    shard, lineage, timeline, number = fronts.rest.get(path).headers["etag"].strip('"').split(":")
+    tag = f'"{shard}:{int(lineage) ^ 1}:{timeline}:{number}"'
     before = fronts.everything(table)
     response = fronts.rest.put(path, json={"weight": [2, 2, 2]}, headers={"if-match": tag})
     assert (response.status_code, response.json()["reason"]) == (412, "ETAG_MISMATCH")

@@ -3,113 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from shardam_testing.process_table import is_running, processes_with
-from shardam_testing.processes import clean_environment, running_valkey
+from shardam_testing.process_table import is_running
+from shardam_testing.processes import running_valkey
+from shardam_testing.up_process import READY_S, Ready, ready_of, up
 from shardam_testing.waiting import wait_for
 
 from shardam_proto.errors import RedisUnreachable
-from shardam_proto.registry import ClusterView, Keys, connect_redis, read_cluster
-
-READY_S = 60.0
-FAST = ("--lease-s", "1.5", "--drain-s", "5", "--restart-delay-s", "0.1")
-
-
-@dataclasses.dataclass
-class Up:
-    """A running `shardam up`.
-
-    Attributes:
-        process: the process of `up` itself.
-        log: where its stderr goes.
-        mark: text in the environment of every process of it.
-        seen: its processes when they were last looked at.
-    """
-
-    process: subprocess.Popen[str]
-    log: Path
-    mark: str
-    seen: set[int] = dataclasses.field(default_factory=set)
-
-    def banner(self) -> str:
-        """Waits for the first line of stdout that says something."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.strip():
-                return line
-        raise AssertionError(f"up ended before it was ready: {self.log.read_text()}")
-
-    def processes(self) -> list[int]:
-        """Returns what runs of it now, `up` itself included; found by the mark even when `up` has ended."""
-        found = set(processes_with(self.mark)) | self.seen
-        with contextlib.suppress(psutil.NoSuchProcess):  # a server that sets its title has overwritten its mark
-            found |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
-        self.seen = {pid for pid in found if is_running(pid)}
-        return sorted(self.seen)
-
-    def wait(self) -> int:
-        return self.process.wait(READY_S)
-
-
-@contextlib.contextmanager
-def up(folder: Path, *flags: str, **environment: str) -> Iterator[Up]:
-    """Starts `up` on free ports; kills whatever of it is left at the end."""
-    mark = f"mark-{uuid.uuid4()}"
-    log = folder / "up.log"
-    command = [sys.executable, "-m", "shardam_server", "up", "--port", "0", "--admin-port", "0", *FAST, *flags]
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            command,
-            env=clean_environment(TEST_MARK=mark, **environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stream,
-            text=True,
-        )
-    running = Up(process, log, mark)
-    try:
-        with process:
-            try:
-                yield running
-            finally:
-                process.kill()
-    finally:
-        for pid in running.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-@dataclasses.dataclass(frozen=True)
-class Ready:
-    """What the JSON line says."""
-
-    redis_url: str
-    cluster: str
-    admin_url: str
-    shards: list[dict[str, object]]
-
-    def view(self) -> ClusterView:
-        with contextlib.closing(connect_redis(self.redis_url)) as connection:
-            return read_cluster(connection, Keys(self.cluster))
-
-    def shard_pid(self, index: int) -> int:
-        return self.view().shards[index].pid
-
-
-def ready_of(running: Up) -> Ready:
-    return Ready(**json.loads(running.banner()))
+from shardam_proto.registry import Keys
 
 
 def get(url: str, path: str, token: str | None = None) -> int:
@@ -151,7 +60,7 @@ def test_the_json_line_is_all_of_stdout_and_names_what_runs(tmp_path: Path) -> N
 
 
 def test_ctrl_c_drains_admin_then_shards_then_redis_and_exits_0(tmp_path: Path) -> None:
-    with up(tmp_path, "--log-format", "text") as running:
+    with up(tmp_path, "--log-format", "text", XDG_STATE_HOME=f"{tmp_path}/state") as running:
         assert running.banner() == "shardam: cluster 'default' is ready\n"
         running.process.send_signal(signal.SIGINT)
         assert running.wait() == 0
@@ -162,7 +71,7 @@ def test_ctrl_c_drains_admin_then_shards_then_redis_and_exits_0(tmp_path: Path) 
             "shard 1   127.0.0.1:",
             "export SHARDAM_REDIS_URL=redis://:",
             "shardam.connect()",
-            "memory only",
+            f"kept in {tmp_path}/state/shardam (journal: write)",
             "Ctrl-C",
         ):
             assert text in rest
@@ -229,7 +138,7 @@ def test_a_killed_child_comes_back_on_its_port(tmp_path: Path, victim: str) -> N
         assert (after.shards[1].pid != before.shards[1].pid) == (victim == "shard")
         assert after.entry == before.entry
         wait_for("the admin API to be ready", lambda: get(ready.admin_url, "/readyz") == 200, READY_S)
-        assert ("in memory only and are lost" in running.log.read_text()) == (victim == "shard")
+        assert ("restarts from its data folder" in running.log.read_text()) == (victim == "shard")
 
 
 def test_the_end_of_stdin_drains_if_asked_for(tmp_path: Path) -> None:
@@ -286,15 +195,39 @@ def test_json_logs_are_json_in_every_line(tmp_path: Path) -> None:
     assert all("incarnation" in event for event in events if "shard" in event)
 
 
-def test_a_shard_that_cannot_start_stops_everything_with_its_last_lines(tmp_path: Path) -> None:
+def test_a_shard_that_cannot_run_with_its_settings_stops_everything_at_once_and_says_why(tmp_path: Path) -> None:
     with running_valkey() as valkey:
         with contextlib.closing(valkey.client()) as connection:
             entry = {"cluster_id": "abc", "num_shards": 3, "seed": 0}
             connection.set(Keys("default").cluster_entry, json.dumps(entry))
-        with up(tmp_path, "--redis", valkey.url, "--restart-delay-max-s", "0.2") as running:
-            assert running.wait() == 1
+        with up(tmp_path, "--redis", valkey.url) as running:
+            assert running.wait() == 2
             log = running.log.read_text()
-            assert "5 times in a row before it was ready" in log
-            assert "use --shards 3 or another --cluster name" in log.rpartition("Its last lines")[2]
+            last = log.splitlines()[-1]
+            assert last.startswith("shardam: shard ")
+            assert "cannot start: cluster 'default' was created with 3 shards" in last
+            assert "use --shards 3 or another --cluster name" in last
+            assert "starting it again" not in log
             assert "Traceback" not in log
             assert running.processes() == []
+
+
+def test_with_data_dir_none_rows_are_in_memory_only_and_no_file_is_made(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with up(tmp_path, "--data-dir", "none", XDG_STATE_HOME=str(state)) as running:
+        assert running.banner() == "shardam: cluster 'default' is ready\n"
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait() == 0
+        assert running.process.stdout is not None
+        assert "live in memory only: a killed shard loses them" in running.process.stdout.read()
+        assert not state.exists()
+
+
+def test_the_json_line_says_where_state_lies_and_how_it_is_kept(tmp_path: Path) -> None:
+    with up(tmp_path, "--json", "--shards", "1", "--data-dir", str(tmp_path / "rows"), "--journal", "fsync") as running:
+        ready = ready_of(running)
+        assert (ready.data_dir, ready.journal) == (str(tmp_path / "rows"), "fsync")
+        assert (tmp_path / "rows").stat().st_mode & 0o777 == 0o700
+    with up(tmp_path, "--json", "--shards", "1", SHARDAM_DATA_DIR="none") as running:
+        ready = ready_of(running)
+        assert (ready.data_dir, ready.journal) == (None, "off")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -12,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardam_server.admin.metrics import RestMetrics
-from shardam_server.admin.problems import internal_problem
+from shardam_server.admin.problems import ending_problem, internal_problem
 from shardam_server.logs import log_request
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,11 @@ class AccessLog:
         with log_request(request_id):
             try:
                 await self._app(scope, receive, send_with_headers)
+            except asyncio.CancelledError:
+                # Only the server cancels a request: at its end, one that is still being sent or read.
+                logger.warning("%s %s was cut off: the admin API ends", scope["method"], scope["path"])
+                if not status:
+                    await ending_problem().to_response(request_id)(scope, receive, send_with_headers)
             except Exception:
                 logger.exception("%s %s failed", scope["method"], scope["path"])
                 if status:

@@ -157,9 +157,16 @@ class ShardModel(BaseModel):
     """A shard; what only the shard itself can say is null while it does not answer."""
 
     shard: int
-    state: Literal["starting", "serving", "draining", "unreachable", "missing"]
+    state: Literal["starting", "serving", "draining", "lost", "suspended", "unknown", "refused", "unreachable", "missing"] = (
+        Field(
+            description="what the shard says of itself; refused: it answers, but not to the admin API (a wrong token); "
+            "unreachable: it is registered and does not answer; missing: it is not registered"
+        )
+    )
     waiting_for: str | None
-    problem: str | None = Field(description="why the shard is unreachable or missing")
+    reason: str | None = Field(description="reason why it does not take pulls and changes; null: it does")
+    problem: str | None = Field(description="the same in words, with what to do")
+    warning: str | None = Field(description="what an operator should know of a shard that serves; DEGRADED is said here")
     registered: bool
     address: str | None
     http_address: str | None
@@ -180,8 +187,22 @@ class ShardModel(BaseModel):
     index_bytes: int | None = None
     resident_bytes: int | None = None
     device_memory_bytes: int | None = Field(None, description="of the device's own memory; 0 on the CPU")
-    queue_depth: int | None = None
+    queue_depth: int | None = Field(None, description="changes that wait to be applied")
+    queue_bytes: int | None = Field(None, description="their bytes")
+    reserved_bytes: int | None = Field(None, description="bytes reserved for pushes that arrive in chunks")
+    parked_requests: int | None = Field(None, description="requests on streams that wait for something")
     num_clients: int | None = None
+    journal_mode: Literal["off", "write", "fsync"] | None = Field(
+        None, description="off: a killed process loses its rows; write: it loses nothing; fsync: nor does a power loss"
+    )
+    journal_state: Literal["ok", "degraded", "full", "failed"] | None = Field(
+        None,
+        description="degraded: the disk is full and changes are acknowledged without the journal; full: they are refused; "
+        "failed: no more changes until the shard is started again",
+    )
+    journal_problem: str | None = Field(None, description="what is wrong with the journal, and what to do")
+    journal_bytes: int | None = Field(None, description="bytes of the journal since its base")
+    data_folder: str | None = Field(None, description="folder of the state on the shard's host; null: memory only")
 
 
 class ShardListModel(BaseModel):
@@ -201,8 +222,9 @@ class ClusterModel(BaseModel):
     num_buckets: int
     epoch: int | None
     routing_version: int | None
-    ready: bool = Field(description="true: every shard is registered and ready")
+    ready: bool = Field(description="true: every shard takes pulls and changes, as /readyz says")
     waiting_for: list[str]
+    warnings: list[str] = Field(description="what an operator should know of shards that serve")
     redis: str = Field(description="Redis' URL without its password")
     redis_error: str | None = Field(description="why Redis does not answer; the last known view is shown then")
 
@@ -219,3 +241,4 @@ class ReadinessModel(BaseModel):
     status: Literal["ready"]
     cluster: str
     num_shards: int
+    warnings: list[str] = Field(description="what an operator should know of shards that serve")

@@ -8,29 +8,42 @@ import re
 from shardam_proto.errors import BadOption, EtagMismatch
 from shardam_proto.v1 import row_pb2
 
-_TAG = re.compile(r'"([0-9]{1,4}):([0-9]{1,20}):([0-9]{1,20})"', re.ASCII)
+_TAG = re.compile(r'"([0-9]{1,4}):([0-9]{1,20}):([0-9]{1,20}):([0-9]{1,20})"', re.ASCII)
 _MAX_UINT64 = 2**64 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class StateId:
+    """Which state of which shard: within one, a change number stands for one change.
+
+    A restart keeps it where the shard's journal does; a shard that starts empty has another lineage, a restored one another
+    timeline, and both may count their changes from a lower number again.
+
+    Attributes:
+        shard: the shard.
+        lineage: lineage of its state.
+        timeline: timeline of its state.
+    """
+
+    shard: int
+    lineage: int
+    timeline: int
 
 
 @dataclasses.dataclass(frozen=True)
 class RowTag:
     """Which state of a row an answer showed.
 
-    A change number alone is not enough: a shard that came back without its state counts from the beginning again, so its
-    incarnation is part of the tag.
-
     Attributes:
-        shard: the row's owner.
-        incarnation: the owner's process life.
+        owner: the owner's state.
         change_number: the owner's change number when the row last changed.
     """
 
-    shard: int
-    incarnation: int
+    owner: StateId
     change_number: int
 
     def __str__(self) -> str:
-        return f'"{self.shard}:{self.incarnation}:{self.change_number}"'
+        return f'"{self.owner.shard}:{self.owner.lineage}:{self.owner.timeline}:{self.change_number}"'
 
     @classmethod
     def parse(cls, text: str) -> RowTag:
@@ -47,7 +60,8 @@ class RowTag:
                 "quotes, or *",
                 metadata={"if_match": text[:80]},
             )
-        return cls(*numbers)
+        *owner, change_number = numbers
+        return cls(StateId(*owner), change_number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,22 +100,21 @@ class Precondition:
             return cls()
         return cls(exists=True) if if_match == "*" else cls(tag=RowTag.parse(if_match))
 
-    def check_process(self, shard: int, incarnation: int) -> None:
-        """Refuses a tag that another process has given.
+    def check_owner(self, owner: StateId) -> None:
+        """Refuses a tag of another state than the owner's; the change number is the owner's to check.
 
         Args:
-            shard: the shard that owns the row.
-            incarnation: its process life now.
+            owner: the state of the shard that owns the row.
 
         Raises:
-            EtagMismatch: the row moved or its shard restarted since the tag was given.
+            EtagMismatch: the row moved, or its shard lost its rows or was restored since the tag was given.
         """
-        if self.tag is None or (self.tag.shard, self.tag.incarnation) == (shard, incarnation):
+        if self.tag is None or self.tag.owner == owner:
             return
         raise EtagMismatch(
-            f"the ETag {self.tag} was given by another process life than shard {shard} has now ({incarnation}); read the row "
-            "and decide again",
-            metadata={"shard": str(shard), "incarnation": str(incarnation)},
+            f"the ETag {self.tag} is of another state than shard {owner.shard} has now (lineage {owner.lineage}, timeline "
+            f"{owner.timeline}); read the row and decide again",
+            metadata={"shard": str(owner.shard), "lineage": str(owner.lineage), "timeline": str(owner.timeline)},
         )
 
     def to_proto(self) -> row_pb2.RowCondition:

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from shardam_proto.errors import REASONS, ShardamError
+from shardam_proto.errors import REASONS, ShardamError, ShardNotReady
 from shardam_server.admin.bodies import explain_content_type, explain_malformed, explain_unreadable
 from shardam_server.admin.encoding import Json, JsonResponse
 
@@ -57,12 +57,14 @@ class DetailedError(Exception):
     Args:
         error: the error.
         members: further members of the problem.
+        headers: further headers.
     """
 
-    def __init__(self, error: ShardamError, members: Mapping[str, Json]) -> None:
+    def __init__(self, error: ShardamError, members: Mapping[str, Json], headers: Mapping[str, str] | None = None) -> None:
         super().__init__(error.message)
         self.error = error
         self.members = members
+        self.headers = dict(headers or {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +102,12 @@ class Problem:
         return JsonResponse(body, self.status, headers, PROBLEM_TYPE)
 
 
-def problem_of(error: ShardamError, members: Mapping[str, Json] | None = None) -> Problem:
+def problem_of(
+    error: ShardamError, members: Mapping[str, Json] | None = None, headers: Mapping[str, str] | None = None
+) -> Problem:
     """Translates an error by the one table."""
     rule = REASONS.get(error.reason, REASONS["INTERNAL"])
-    return Problem(rule.http_status, error.reason, error.message, {**error.metadata, **(members or {})})
+    return Problem(rule.http_status, error.reason, error.message, {**error.metadata, **(members or {})}, headers or {})
 
 
 def problem_of_body(message: str) -> Problem:
@@ -134,6 +138,11 @@ def internal_problem(request_id: str) -> Problem:
     return Problem(500, "INTERNAL", f"an unexpected error; the admin API's log has it under request id {request_id}")
 
 
+def ending_problem() -> Problem:
+    """Returns the answer for a request that was not there whole when the time to finish it was over."""
+    return problem_of(ShardNotReady("the admin API ends; send the request to another one, or again once it has started"))
+
+
 def install(app: FastAPI) -> None:
     """Makes every error of the app's routes a problem."""
 
@@ -145,7 +154,7 @@ def install(app: FastAPI) -> None:
 
     async def on_detailed_error(request: Request, error: Exception) -> JsonResponse:
         assert isinstance(error, DetailedError)
-        return problem_of(error.error, error.members).to_response(request.state.request_id)
+        return problem_of(error.error, error.members, error.headers).to_response(request.state.request_id)
 
     async def on_http_only(request: Request, error: Exception) -> JsonResponse:
         assert isinstance(error, HttpOnlyError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
+import math
 import signal
 import socket
 import threading
@@ -24,13 +25,25 @@ from shardam_server.settings import AdminSettings
 
 logger = logging.getLogger(__name__)
 
+_CLOSE_S = 1  # after the drain: requests that a shard held up are answered; then connections that hold on are cut
 _LIFELINE_GRACE_S = 5.0  # beyond the drain, for closing what is left
 _MAX_REDIS_WAIT_S = 2.0  # longest pause between two attempts to reach Redis
 _BACKLOG = 128  # connections that wait to be accepted
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says by one line of our own log where it listens."""
+    """uvicorn that says by one line of our own log where it listens, and waits for no shard longer than it may.
+
+    Args:
+        config: uvicorn's settings.
+        calls: are ended when the drain is over.
+        drain_s: time for requests under way.
+    """
+
+    def __init__(self, config: uvicorn.Config, calls: ShardCalls, drain_s: float) -> None:
+        super().__init__(config)
+        self._calls = calls
+        self._drain_s = drain_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to serve."""
@@ -38,6 +51,12 @@ class _Server(uvicorn.Server):
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             logger.info("admin API serves on http://%s", join_address(host, port))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stops to serve."""
+        # A request that waits for a shard runs in a thread, which nothing but the end of its call can end.
+        asyncio.get_running_loop().call_later(self._drain_s, self._calls.close)
+        await super().shutdown(sockets)
 
 
 class ClusterWatch:
@@ -109,14 +128,14 @@ def run_admin(settings: AdminSettings) -> int:
         server_header=False,
         ws="none",  # there is no WebSocket route
         backlog=_BACKLOG,
-        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        timeout_graceful_shutdown=math.ceil(settings.drain_s) + _CLOSE_S,
     )
     listener = _bind(settings.host, settings.port)
     watch = ClusterWatch(reader)
     logger.info("admin API of cluster %s starts; Redis at %s", settings.cluster, context.redis)
     try:
         watch.start()
-        _serve(config, listener, settings.drain_s)
+        _serve(config, listener, settings.drain_s, calls)
     finally:
         watch.stop()
         calls.close()
@@ -138,8 +157,8 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _serve(config: uvicorn.Config, listener: socket.socket, drain_s: float) -> None:
-    server = _Server(config)
+def _serve(config: uvicorn.Config, listener: socket.socket, drain_s: float, calls: ShardCalls) -> None:
+    server = _Server(config, calls, drain_s)
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()

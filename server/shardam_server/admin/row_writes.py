@@ -8,13 +8,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from shardam_proto.errors import IdOutOfRange, NonFiniteState, UnknownRow, WrongShape
+from shardam_proto.errors import IdOutOfRange, NonFiniteState, WrongShape
 from shardam_proto.routing import buckets_of
 from shardam_proto.v1 import common_pb2, row_pb2
 from shardam_server.admin.encoding import Float32s
 from shardam_server.admin.etags import Precondition, RowTag
-from shardam_server.admin.row_changes import RowChange, run_change
-from shardam_server.admin.shard_calls import ShardCalls
+from shardam_server.admin.keyed_changes import IdempotencyKey, KeyedClient
+from shardam_server.admin.row_changes import Applied, RowChange, run_change
+from shardam_server.admin.shard_calls import Request, Response, ShardCalls
 
 Part = TypeVar("Part", row_pb2.AssignRowsRequest, row_pb2.DeleteRowsRequest, row_pb2.ClearMomentsRequest)
 """A shard's part of a change of rows."""
@@ -110,71 +111,98 @@ def as_column(values: Sequence[float], name: str, place: RowPlace) -> Float32s:
     return column
 
 
-def put_row(calls: ShardCalls, place: RowPlace, values: RowValues, precondition: Precondition, request_id: int) -> RowTag:
-    """Writes a row, creating it if it does not exist, and returns the tag of its new state.
+@dataclasses.dataclass(frozen=True)
+class ChangeTerms:
+    """On which terms a row is changed.
+
+    Attributes:
+        precondition: what must hold of the row.
+        key: under which the change is made once; None: each request is a change of its own.
+    """
+
+    precondition: Precondition = dataclasses.field(default_factory=Precondition)
+    key: IdempotencyKey | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ChangedRow:
+    """A change that every shard has taken.
+
+    Attributes:
+        tag: the row's new state.
+        num_rows: rows changed; 0: there was no such row to be deleted or cleared.
+        replayed: an earlier request with the same key made the change.
+    """
+
+    tag: RowTag
+    num_rows: int
+    replayed: bool
+
+
+def put_row(calls: ShardCalls, place: RowPlace, values: RowValues, terms: ChangeTerms, request_id: int) -> ChangedRow:
+    """Writes a row, creating it if it does not exist.
 
     Raises:
         EtagMismatch: the precondition does not hold; nothing has changed.
+        SequenceError: the key was used for another change.
         ShardamError: as run_change.
     """
-    parts = _parts(row_pb2.AssignRowsRequest, place, precondition)
+    parts = _parts(row_pb2.AssignRowsRequest, place, terms)
     part = parts[place.shard]
     part.weight = _column_bytes(values.weight)
     if values.exp_avg is not None:
         part.exp_avg = _column_bytes(values.exp_avg)
     if values.exp_avg_sq is not None:
         part.exp_avg_sq = _column_bytes(values.exp_avg_sq)
-    change = RowChange(place.shard, lambda stubs: stubs.rows.AssignRows, parts, precondition)
-    answer, incarnation = run_change(calls, change, request_id)
-    return RowTag(place.shard, incarnation, answer.change_number)
+    change = RowChange(place.shard, lambda stubs: stubs.rows.AssignRows, parts, terms.precondition)
+    applied = _run(calls, change, terms, request_id)
+    return _changed(applied, applied.answer.change_number, applied.answer.num_assigned)
 
 
-def delete_row(calls: ShardCalls, place: RowPlace, precondition: Precondition, request_id: int) -> None:
+def delete_row(calls: ShardCalls, place: RowPlace, terms: ChangeTerms, request_id: int) -> ChangedRow:
     """Deletes a row; one that comes back starts anew.
 
     Raises:
-        UnknownRow: there was no such row.
-        EtagMismatch: the precondition does not hold; nothing has changed.
-        ShardamError: as run_change.
+        EtagMismatch, SequenceError, ShardamError: as put_row.
     """
-    parts = _parts(row_pb2.DeleteRowsRequest, place, precondition)
-    change = RowChange(place.shard, lambda stubs: stubs.rows.DeleteRows, parts, precondition)
-    answer, _ = run_change(calls, change, request_id)
-    if not answer.num_deleted:
-        raise _no_row(place, "nothing was deleted")
+    parts = _parts(row_pb2.DeleteRowsRequest, place, terms)
+    change = RowChange(place.shard, lambda stubs: stubs.rows.DeleteRows, parts, terms.precondition)
+    applied = _run(calls, change, terms, request_id)
+    return _changed(applied, applied.answer.change_number, applied.answer.num_deleted)
 
 
-def clear_moments(calls: ShardCalls, place: RowPlace, precondition: Precondition, request_id: int) -> RowTag:
-    """Sets a row's moments to zero, keeping weight and step, and returns the tag of its new state.
+def clear_moments(calls: ShardCalls, place: RowPlace, terms: ChangeTerms, request_id: int) -> ChangedRow:
+    """Sets a row's moments to zero, keeping weight and step.
 
     Raises:
-        UnknownRow: there is no such row.
-        EtagMismatch: the precondition does not hold; nothing has changed.
-        ShardamError: as run_change.
+        EtagMismatch, SequenceError, ShardamError: as put_row.
     """
-    parts = _parts(row_pb2.ClearMomentsRequest, place, precondition)
-    change = RowChange(place.shard, lambda stubs: stubs.rows.ClearMoments, parts, precondition)
-    answer, incarnation = run_change(calls, change, request_id)
-    if not answer.num_cleared:
-        raise _no_row(place, "its moments are zero as long as it does not exist")
-    return RowTag(place.shard, incarnation, answer.change_number)
+    parts = _parts(row_pb2.ClearMomentsRequest, place, terms)
+    change = RowChange(place.shard, lambda stubs: stubs.rows.ClearMoments, parts, terms.precondition)
+    applied = _run(calls, change, terms, request_id)
+    return _changed(applied, applied.answer.change_number, applied.answer.num_cleared)
 
 
-def _parts(message: type[Part], place: RowPlace, precondition: Precondition) -> dict[int, Part]:
+def _run(calls: ShardCalls, change: RowChange[Request, Response], terms: ChangeTerms, request_id: int) -> Applied[Response]:
+    if terms.key is None:
+        return run_change(calls, change, request_id)
+    client = KeyedClient(calls, len(change.parts), terms.key, request_id)
+    client.open(change.subject)
+    return client.run(change)
+
+
+def _changed(applied: Applied[Response], change_number: int, num_rows: int) -> ChangedRow:
+    return ChangedRow(RowTag(applied.owner, change_number), num_rows, applied.replayed)
+
+
+def _parts(message: type[Part], place: RowPlace, terms: ChangeTerms) -> dict[int, Part]:
     """Returns every shard's part of a change of one row: empty, but for the owner's, which names the row."""
     parts = {shard: message(table_id=place.table.table_id) for shard in range(place.num_shards)}
     owner = parts[place.shard]
     owner.row_ids = np.array([place.row_id], "<i8").tobytes()
-    owner.condition.CopyFrom(precondition.to_proto())
+    owner.condition.CopyFrom(terms.precondition.to_proto())
     return parts
 
 
 def _column_bytes(column: Float32s) -> bytes:
     return column.astype("<f4").tobytes()
-
-
-def _no_row(place: RowPlace, consequence: str) -> UnknownRow:
-    return UnknownRow(
-        f"row {place.row_id} of table {place.table.spec.name!r} does not exist; {consequence}",
-        metadata={"table": place.table.spec.name, "row_id": str(place.row_id)},
-    )

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from shardam_proto.routing import buckets_of
 from shardam_proto.v1 import common_pb2, row_pb2
 from shardam_server.admin.encoding import Float32s, Json, float32_values
-from shardam_server.admin.etags import RowTag
+from shardam_server.admin.etags import RowTag, StateId
 
 Int64s = npt.NDArray[np.int64]
 
@@ -24,7 +24,8 @@ class Rows:
         row_ids: int64 [N].
         found: bool [N]; a row that does not exist has its initial weight and zeros.
         shard: int64 [N], the owner.
-        incarnation: uint64 [N], the owner's process life.
+        lineage: uint64 [N], the lineage of the owner's state.
+        timeline: uint64 [N], the timeline of the owner's state.
         weight: float32 [N, dim].
         exp_avg: float32 [N, dim], or None if not asked for.
         exp_avg_sq: as exp_avg.
@@ -36,7 +37,8 @@ class Rows:
     row_ids: Int64s
     found: npt.NDArray[np.bool_]
     shard: Int64s
-    incarnation: npt.NDArray[np.uint64]
+    lineage: npt.NDArray[np.uint64]
+    timeline: npt.NDArray[np.uint64]
     weight: Float32s
     exp_avg: Float32s | None
     exp_avg_sq: Float32s | None
@@ -59,7 +61,8 @@ class Rows:
             row_ids=self.row_ids[order],
             found=self.found[order],
             shard=self.shard[order],
-            incarnation=self.incarnation[order],
+            lineage=self.lineage[order],
+            timeline=self.timeline[order],
             weight=self.weight[order],
             exp_avg=None if self.exp_avg is None else self.exp_avg[order],
             exp_avg_sq=None if self.exp_avg_sq is None else self.exp_avg_sq[order],
@@ -70,7 +73,8 @@ class Rows:
 
     def tag(self, index: int) -> RowTag:
         """Returns which state of a row this is."""
-        return RowTag(int(self.shard[index]), int(self.incarnation[index]), int(self.change_number[index]))
+        owner = StateId(int(self.shard[index]), int(self.lineage[index]), int(self.timeline[index]))
+        return RowTag(owner, int(self.change_number[index]))
 
     def _row_to_json(self, index: int, bucket: int, finite: bool) -> Json:
         row: dict[str, Json] = {
@@ -111,7 +115,8 @@ def decode(columns: row_pb2.RowColumns, sender: common_pb2.ResponseHeader, dim: 
         row_ids=row_ids,
         found=np.frombuffer(columns.found, dtype=np.uint8).astype(np.bool_),
         shard=np.full(num_rows, sender.shard, dtype=np.int64),
-        incarnation=np.full(num_rows, sender.incarnation, dtype=np.uint64),
+        lineage=np.full(num_rows, sender.lineage, dtype=np.uint64),
+        timeline=np.full(num_rows, sender.timeline, dtype=np.uint64),
         weight=values(columns.weight),
         exp_avg=values(columns.exp_avg) if include_optimizer else None,
         exp_avg_sq=values(columns.exp_avg_sq) if include_optimizer else None,
@@ -137,7 +142,8 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
         row_ids=np.concatenate([part.row_ids for part in parts]),
         found=np.concatenate([part.found for part in parts]),
         shard=np.concatenate([part.shard for part in parts]),
-        incarnation=np.concatenate([part.incarnation for part in parts]),
+        lineage=np.concatenate([part.lineage for part in parts]),
+        timeline=np.concatenate([part.timeline for part in parts]),
         weight=np.concatenate([part.weight for part in parts]),
         exp_avg=optional([part.exp_avg for part in parts]),
         exp_avg_sq=optional([part.exp_avg_sq for part in parts]),

@@ -1,6 +1,6 @@
 """Calls of shards over gRPC: one channel per registered address, many shards at once, one more try after a refresh.
 
-Every call here may be repeated safely: reads, the creation of tables, and numbered changes (row_changes.py).
+Every call here may be repeated safely: reads, the creation of tables, and numbered changes (change_clients.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import grpc
 
 from shardam_proto.channels import open_channel, token_metadata, translate
-from shardam_proto.errors import ShardamError, ShardNotReady, ShardUnreachable
+from shardam_proto.errors import BadToken, ShardamError, ShardNotReady, ShardUnreachable
 from shardam_proto.limits import PROTOCOL_VERSION
 from shardam_proto.registry import ClusterView, ShardEntry
 from shardam_proto.v1 import common_pb2
@@ -79,6 +79,12 @@ class ShardCalls:
         self._token = token
         self._lock = threading.Lock()
         self._stubs: dict[int, Stubs] = {}
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """True: no call will be made any more, so trying again is in vain."""
+        return self._closed
 
     def call(self, shard: int, select: Select[Request, Response], request: Request, request_id: int) -> Response:
         """Calls one shard.
@@ -112,6 +118,7 @@ class ShardCalls:
         Raises:
             ShardNotReady: the cluster has not formed yet.
             RedisUnreachable: nothing is known of the cluster.
+            ShardUnreachable: this process ends.
         """
         outcomes = self.call_each(list(requests.items()), select, request_id, timeout_s)
         return dict(zip(requests, outcomes, strict=True))
@@ -136,7 +143,7 @@ class ShardCalls:
             The answers or errors in the order of the requests.
 
         Raises:
-            ShardNotReady, RedisUnreachable: as call_many.
+            ShardNotReady, RedisUnreachable, ShardUnreachable: as call_many.
         """
         deadline_s = self.timeout_s if timeout_s is None else timeout_s
         started = self.reader.now()
@@ -154,8 +161,9 @@ class ShardCalls:
         return outcomes
 
     def close(self) -> None:
-        """Closes all channels."""
+        """Ends the calls under way and refuses others, so that no request outlives the time allowed for the end."""
         with self._lock:
+            self._closed = True
             for stubs in self._stubs.values():
                 stubs.channel.close()
             self._stubs.clear()
@@ -186,7 +194,7 @@ class ShardCalls:
             try:
                 outcomes.append(future.result())
             except grpc.RpcError as error:
-                outcomes.append(translate(error, peer))
+                outcomes.append(_name_own_token(translate(error, peer)))
             except grpc.FutureCancelledError as error:  # grpc's word for a call that the shard or close() ended
                 message = f"{peer} ended the call ({error}); send it again"
                 outcomes.append(ShardUnreachable(message, metadata={"shard": str(shard)}))
@@ -202,6 +210,8 @@ class ShardCalls:
 
     def _stubs_of(self, entry: ShardEntry) -> Stubs:
         with self._lock:
+            if self._closed:
+                raise ShardUnreachable("the admin API ends; send the request to another one, or again once it has started")
             known = self._stubs.get(entry.index)
             if known is not None and known.entry.address == entry.address and known.entry.incarnation == entry.incarnation:
                 return known
@@ -217,6 +227,17 @@ class ShardCalls:
             )
             self._stubs[entry.index] = stubs
             return stubs
+
+
+def _name_own_token(error: ShardamError) -> ShardamError:
+    """Says whose token a shard refused: the caller's own was found right before the call."""
+    if error.reason != "BAD_TOKEN":
+        return error
+    return BadToken(
+        "the shards refuse the admin API's own token, not the caller's: start `shardam admin` with the SHARDAM_TOKEN that "
+        "they were started with",
+        metadata=error.metadata,
+    )
 
 
 def _is_stale(outcome: object) -> bool:

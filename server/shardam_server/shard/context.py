@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import time
@@ -9,15 +10,21 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shardam_proto.errors import ShardLost, ShardNotReady
+from shardam_proto.registry import lost_shard_problem
 from shardam_proto.v1 import common_pb2, shard_pb2
 from shardam_server.shard.identity import ShardIdentity
+from shardam_server.shard.kept_state import KeptState
 from shardam_server.shard.metrics import ShardMetrics
 from shardam_server.shard.records import Device
 from shardam_server.shard.sequencer import Sequencer
 from shardam_server.shard.state import ShardState
+from shardam_server.shard.streams import Streams
 from shardam_server.shard.tenure import Tenure
 
 T = TypeVar("T")
+
+CLIENT_LEASE_S = 30.0
+"""Silence after which home closes a client, unless the settings say otherwise: some missed heartbeats, not a busy moment."""
 
 
 @dataclasses.dataclass
@@ -31,8 +38,11 @@ class ShardContext:
         metrics: counters.
         device: device that holds the rows.
         tenure: its right to act as this shard.
-        serving: whether it serves.
-        waiting_for: what it waits for while starting.
+        kept: its state on disk.
+        client_lease_s: silence in seconds after which home closes a client.
+        streams: what its open streams share.
+        serving: whether it serves, as far as its life cycle goes; `serving_state` has the last word.
+        waiting_for: what it waits for while starting or LOST.
         address: registered gRPC address.
         http_address: address of the metrics and health listener.
         pid: process id on its host.
@@ -45,6 +55,9 @@ class ShardContext:
     metrics: ShardMetrics
     device: Device
     tenure: Tenure
+    kept: KeptState = dataclasses.field(default_factory=KeptState)
+    client_lease_s: float = CLIENT_LEASE_S
+    streams: Streams = dataclasses.field(default_factory=Streams)
     serving: shard_pb2.ServingState.ValueType = shard_pb2.SERVING_STATE_STARTING
     waiting_for: str = ""
     address: str = ""
@@ -55,43 +68,79 @@ class ShardContext:
     @property
     def lost_message(self) -> str:
         """What a LOST shard answers."""
-        index = self.identity.index
-        return (
-            f"shard {index} is LOST: it started without the rows that the cluster knows it had. Start it with its own data "
-            f"folder, or give its rows up with `shardam forget-shard --index {index}` and train again"
-        )
+        return lost_shard_problem(self.identity.index)
 
-    async def change(self, apply: Callable[[], T], num_bytes: int = 0) -> T:
-        """Runs a change after all that came before it, and waits until it is as safe as the journal promises.
+    def submit(self, apply: Callable[[], T], num_bytes: int = 0) -> asyncio.Future[T]:
+        """Puts a change behind all that came before it; it runs whatever becomes of the future, which is for `settle`.
 
-        Raises:
-            ShardNotReady: the shard overslept its lease; nothing was changed.
-            ShardamError: what apply raises.
+        The future raises ShardNotReady where the shard overslept its lease, ShardLost where it has not the state that the
+        change is meant for, and what apply raises; nothing was changed then.
+
+        Args:
+            apply: the change.
+            num_bytes: what it holds in memory until it has run.
         """
 
         def guarded() -> T:
             self.tenure.check()  # time may have passed in the queue
+            self.check_not_lost()
             return apply()
 
-        result = await self.sequencer.change(guarded, num_bytes)
+        return self.sequencer.submit(guarded, num_bytes)
+
+    async def settle(self, applied: asyncio.Future[T]) -> T:
+        """Waits until a submitted change is applied and as safe as the journal promises, and returns its result.
+
+        Raises:
+            ShardamError: as submit, and what the journal raises.
+        """
+        result = await asyncio.shield(applied)
         await self.state.journal.durable()
         return result
 
+    async def change(self, apply: Callable[[], T], num_bytes: int = 0) -> T:
+        """Submits a change and settles it.
+
+        Raises:
+            ShardamError: as settle.
+        """
+        return await self.settle(self.submit(apply, num_bytes))
+
+    @property
+    def serving_state(self) -> shard_pb2.ServingState.ValueType:
+        """Whether it serves now."""
+        if self.serving == shard_pb2.SERVING_STATE_SERVING and (self.tenure.suspended or self.tenure.fenced):
+            return shard_pb2.SERVING_STATE_SUSPENDED
+        return self.serving
+
     @property
     def is_serving(self) -> bool:
-        """True once it serves and until it drains."""
-        return self.serving == shard_pb2.SERVING_STATE_SERVING
+        """True once it serves and until it drains, but for pauses beyond its lease."""
+        return self.serving_state == shard_pb2.SERVING_STATE_SERVING
 
-    def check_serving(self, header: common_pb2.RequestHeader) -> None:
-        """Checks that the shard serves and that a request means it.
+    def check_not_lost(self) -> None:
+        """Refuses to act without the state that the cluster knows for this shard.
+
+        Raises:
+            ShardLost: it is LOST.
+        """
+        if self.serving == shard_pb2.SERVING_STATE_LOST:
+            raise ShardLost(self.lost_message, metadata={"shard": str(self.identity.index)})
+
+    def check_serving(self, header: common_pb2.RequestHeader, *, chunks: bool = False) -> None:
+        """Checks that the shard serves and that a request means it; notes contact with the client, whatever comes of it.
+
+        Args:
+            header: of the request.
+            chunks: whether it may be one chunk of several.
 
         Raises:
             ShardNotReady: starting, draining, or suspended until its name is confirmed (retryable).
             ShardLost: its rows are lost.
             ShardamError: as ShardIdentity.check.
         """
-        if self.serving == shard_pb2.SERVING_STATE_LOST:
-            raise ShardLost(self.lost_message, metadata={"shard": str(self.identity.index)})
+        self.state.clients.touch(header.client_id)
+        self.check_not_lost()
         self.tenure.check()
         if not self.is_serving:
             state = shard_pb2.ServingState.Name(self.serving).removeprefix("SERVING_STATE_").lower()
@@ -99,7 +148,7 @@ class ShardContext:
             raise ShardNotReady(
                 f"shard {self.identity.index} is {state}{reason}; try again", metadata={"shard": str(self.identity.index)}
             )
-        self.identity.check(header)
+        self.identity.check(header, chunks=chunks)
 
     def header(self, request: common_pb2.RequestHeader, last_number: int = 0) -> common_pb2.ResponseHeader:
         """Builds the header of the answer to a request."""

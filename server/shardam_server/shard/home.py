@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 
 from shardam_kernels.hashing import table_seed
-from shardam_proto.errors import SchemaMismatch, ShardNotReady, WrongRole
-from shardam_proto.registry import ShardEntry
+from shardam_proto.errors import SchemaMismatch, ShardLost, ShardNotReady, WrongRole
+from shardam_proto.registry import ShardEntry, lost_shard_problem
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.context import ShardContext
@@ -43,6 +43,7 @@ class Home:
         Raises:
             WrongRole: this shard is not home.
             SchemaMismatch: a table exists with another schema; nothing was created.
+            ShardLost: a shard lacks its state; nothing was created.
             RedisUnreachable, ShardNotReady, ShardUnreachable: not everyone could be told; repeat the call.
         """
         identity = self._shard.identity
@@ -90,6 +91,9 @@ class Home:
         missing = [index for index in range(count) if index != 0 and index not in view.shards]
         if missing:
             raise ShardNotReady(f"shards {missing} are not registered, so no table can be created; start them and try again")
+        for index, entry in sorted(view.shards.items()):
+            if entry.lost:
+                raise ShardLost(lost_shard_problem(index), metadata={"shard": str(index)})
         return [entry for index, entry in sorted(view.shards.items()) if index != 0]
 
 

@@ -32,7 +32,7 @@ class ShardIdentity:
     Attributes:
         index: shard index; 0 is home.
         incarnation: random number of this process life.
-        lineage: lineage of its state; without a journal every process life starts a new one.
+        lineage: lineage of its state; 0: not decided yet, or the state is lost.
         timeline: timeline of its state; grows with each restore.
         cluster: the cluster, once known.
         route_map: the route map, once made.
@@ -70,8 +70,12 @@ class ShardIdentity:
             raise ShardNotReady(f"shard {self.index} waits for the route map; try again")
         return self.route_map
 
-    def check(self, header: common_pb2.RequestHeader) -> None:
+    def check(self, header: common_pb2.RequestHeader, *, chunks: bool = False) -> None:
         """Checks that a request means this process and speaks its protocol.
+
+        Args:
+            header: of the request.
+            chunks: whether it may be one chunk of several.
 
         Raises:
             VersionMismatch: the protocol version is unknown.
@@ -102,8 +106,11 @@ class ShardIdentity:
                 "STALE_ROUTE",
                 f"{name} has route epoch {self.require_route_map().epoch}, the request {header.epoch}; refresh the map",
             )
-        if header.num_chunks > 1 or header.chunk_index:
-            raise BadOption(f"{name} takes a part as one message, got chunk {header.chunk_index} of {header.num_chunks}")
+        if not chunks and (header.num_chunks > 1 or header.chunk_index):
+            raise BadOption(
+                f"{name} takes chunks only of pushes on an Exchange stream, got chunk {header.chunk_index} of "
+                f"{header.num_chunks}; send one message"
+            )
         if header.step or header.rank:
             raise BadOption(
                 f"{name} knows no groups of workers, got step {header.step} and rank {header.rank}; leave them at zero"

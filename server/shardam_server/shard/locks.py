@@ -26,10 +26,25 @@ class ReadWriteLock:
         try:
             yield
         finally:
-            with self._condition:
-                self._num_readers -= 1
-                if self._num_readers == 0:
-                    self._condition.notify_all()
+            self._leave()
+
+    @contextlib.contextmanager
+    def try_read(self) -> Iterator[bool]:
+        """Holds the lock with other readers and yields True, or yields False at once where a writer has it or waits for it."""
+        with self._condition:
+            free = not self._writing and not self._num_waiting_writers
+            self._num_readers += free
+        try:
+            yield free
+        finally:
+            if free:
+                self._leave()
+
+    def _leave(self) -> None:
+        with self._condition:
+            self._num_readers -= 1
+            if self._num_readers == 0:
+                self._condition.notify_all()
 
     @contextlib.contextmanager
     def write(self) -> Iterator[None]:

@@ -1,224 +1,180 @@
-"""How a shard joins its cluster and stays in it: name, tables, route map, renewal (PROTOCOL.md, section 9)."""
+"""How a shard stays in its cluster: what it says of itself, what it learns, what it writes again (PROTOCOL.md, section 9)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TypeVar
+import threading
+from collections.abc import Callable, Sequence
 
-from shardam_proto.errors import BadOption, RedisUnreachable, ShardamError, WrongCluster
-from shardam_proto.registry import ClusterEntry, ShardEntry
+from shardam_proto.errors import RedisUnreachable, ShardNotReady
+from shardam_proto.registry import ShardEntry
 from shardam_proto.routing import RouteMap
-from shardam_server.settings import ShardSettings
+from shardam_proto.v1 import common_pb2, shard_pb2
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.peers import Peers
-from shardam_server.shard.registration import Lease, Registration
+from shardam_server.shard.known_lineages import KnownLineages
+from shardam_server.shard.registration import Claim, Lease, Registration, Shared, Standing
 from shardam_server.shard.table import table_from_info
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-FIRST_WAIT_S = 0.05
-LONGEST_WAIT_S = 1.0
-"""Waits between two looks at Redis double from the first to the longest, so that a start is quick and an outage cheap."""
-
-RENEWALS_PER_LEASE = 6
-"""Five renewals may fail before the name is free for another, and a tick may be late by a third of a lease (tenure.py)."""
-
-TAKEN_LEASES = 2.5
-"""A name that is still held after so many leases is being renewed by a living process."""
-
 
 class Membership:
-    """One shard's way into the cluster.
+    """One shard's place in the cluster. Methods without `async` block and may be called from any thread.
 
     Args:
         shard: the shard.
-        settings: its settings.
         registration: its entries in Redis.
+        lease_s: how long its name outlives its last renewal.
+        notice_map: called, from any thread, with a route map of a higher epoch than the shard's.
+
+    Attributes:
+        ready: what the shard registers as.
+        registered: it has taken its name.
     """
 
-    def __init__(self, shard: ShardContext, settings: ShardSettings, registration: Registration) -> None:
+    def __init__(
+        self, shard: ShardContext, registration: Registration, lease_s: float, notice_map: Callable[[RouteMap], None]
+    ) -> None:
         self._shard = shard
-        self._settings = settings
         self._registration = registration
-        self._ready = False
+        self._lease_s = lease_s
+        self._notice_map = notice_map
+        self._seen = KnownLineages(shard.identity.index)
+        self._calling = threading.Lock()
+        self._left = False
+        self.ready = False
+        self.registered = False
 
-    async def join(self) -> None:
-        """Joins: cluster entry, name, tables. Waits as long as it takes and says for what.
+    # -- the name
 
-        Raises:
-            BadOption: the settings contradict the cluster.
-            WrongCluster: another process holds this shard's name.
+    def take(self) -> Standing:
+        """Takes the shard's name for this process, and writes what Redis lacks.
+
+        A lineage that Redis knows differently refuses it. A name whose owner must be dead, because this process holds its
+        folder, is taken over.
         """
-        entry = await self._wait(f"Redis and the entry of cluster {self._settings.cluster!r}", self._cluster_entry)
-        self._check_settings(entry)
-        self._shard.identity.cluster = entry
-        await self._take_name()
-        identity = self._shard.identity
-        await self._wait("Redis", lambda: self._registration.record_lineage(identity.index, identity.lineage))
-        infos = await self._wait("Redis", self._registration.load_tables)
-        tables = [table_from_info(info, self._shard.device.make_records) for info in infos]
-        await self._shard.sequencer.change(lambda: self._shard.state.install(tables))
+        with self._calling:
+            shared = self._registration.read_shared()
+            self._publish_missing_tables(shared)
+            standing = self._registration.claim(self._claim(shared, sure=False, taking=True))
+            self.registered = standing.lease is Lease.HELD
+            return standing
 
-    async def finish(self, peers: Peers) -> None:
-        """Waits for the route map, takes over table steps from peers that serve, and registers as ready."""
-        self._shard.identity.route_map = await self._wait("the other shards", self._route_map)
-        await self._adopt_steps(peers)
-        self._ready = True
-        await self._wait("Redis", self._renew)
-
-    async def renew_forever(self) -> None:
-        """Keeps the name and publishes what Redis has lost; ends only if another process has taken the name."""
-        reachable = True
-        while True:
-            await asyncio.sleep(self._settings.lease_s / RENEWALS_PER_LEASE)
-            self._shard.tenure.tick()
-            try:
-                lease = await asyncio.to_thread(self._renew)
-                if lease is Lease.HELD:
-                    self._shard.tenure.confirm()
-                if lease is Lease.TAKEN:
-                    logger.error(
-                        "another process has taken the name of shard %d in Redis; stopping", self._shard.identity.index
-                    )
-                    return
-                if not reachable:
-                    logger.info("Redis answers again")
-                reachable = True
-            except RedisUnreachable as error:
-                if reachable:
-                    logger.warning("%s; pulls and pushes go on, creating tables and new connections wait", error.message)
-                reachable = False
-
-    async def leave(self) -> None:
-        """Gives the name back; if Redis does not answer, the lease runs out by itself."""
-        identity = self._shard.identity
-        try:
-            await asyncio.to_thread(self._registration.release, identity.index, identity.incarnation)
-        except RedisUnreachable as error:
-            logger.warning("%s; the name becomes free when its lease runs out", error.message)
+    def renew(self) -> Lease:
+        """Renews the name with what is known now, writes again what Redis has lost, learns what is new there."""
+        with self._calling:
+            if self._left:
+                return Lease.HELD
+            asked_at = self._shard.tenure.tick()
+            suspended = self._shard.tenure.suspended
+            shared = self._registration.read_shared()
+            self._learn(shared)
+            self._publish_missing_tables(shared)
+            # A suspended shard may have been replaced by one that was told to forget its state, and Redis emptied since.
+            standing = self._registration.claim(self._claim(shared, sure=not suspended, taking=False))
+            if standing.lease is Lease.HELD:
+                self._shard.tenure.confirm(asked_at)
+            return standing.lease
 
     async def withdraw(self) -> None:
         """Registers as not ready, so that new clients do not come while the shard drains."""
-        self._ready = False
+        self.ready = False
         try:
-            await asyncio.to_thread(self._renew)
+            await asyncio.to_thread(self.renew)
         except RedisUnreachable as error:
             logger.warning("%s; draining without telling it", error.message)
 
-    # -- steps; each runs off the event loop and returns None to be tried again
+    async def leave(self) -> None:
+        """Gives the name back for good; if Redis does not answer, the lease runs out by itself."""
+        try:
+            await asyncio.to_thread(self._leave)
+        except RedisUnreachable as error:
+            logger.warning("%s; the name becomes free when its lease runs out", error.message)
 
-    def _cluster_entry(self) -> ClusterEntry | None:
-        if self._shard.identity.is_home:
-            return self._registration.create_cluster(self._settings.shards, self._settings.seed)
-        return self._registration.view().entry
+    def _leave(self) -> None:
+        with self._calling:  # a renewal under way would take the name again
+            self._left = True
+            identity = self._shard.identity
+            self._registration.release(identity.index, identity.incarnation)
 
-    def _route_map(self) -> RouteMap | None:
-        entry = self._shard.identity.require_cluster()
-        view = self._registration.view()
-        if view.route_map is not None:
-            return self._checked(view.route_map)
-        missing = [index for index in range(entry.num_shards) if index not in view.shards]
-        if missing:
-            self._shard.waiting_for = f"shards {missing} to register"
-            return None
-        if not self._shard.identity.is_home:
-            self._shard.waiting_for = "the home shard to make the route map"
-            return None
-        return self._checked(self._registration.publish_route_map(RouteMap(epoch=1, num_shards=entry.num_shards)))
-
-    def _checked(self, route_map: RouteMap) -> RouteMap:
-        if route_map.num_shards != self._settings.shards:
-            raise self._other_count("has a route map over", route_map.num_shards)
-        return route_map
+    def _claim(self, shared: Shared, *, sure: bool, taking: bool) -> Claim:
+        identity, kept = self._shard.identity, self._shard.kept
+        cluster = identity.require_cluster()
+        same = shared.cluster is None or shared.cluster.cluster_id == cluster.cluster_id
+        return Claim(
+            entry=self._entry(),
+            lease_s=self._lease_s,
+            cluster=cluster,
+            route_map=identity.route_map,
+            lineages=self._seen.missing_from(shared.lineages, without_own=identity.lineage != 0) if same else {},
+            sure=sure,
+            has_folder=taking and kept.live,
+        )
 
     def _entry(self) -> ShardEntry:
-        identity = self._shard.identity
+        shard = self._shard
         return ShardEntry(
-            index=identity.index,
-            address=self._shard.address,
-            http_address=self._shard.http_address,
-            incarnation=identity.incarnation,
-            lineage=identity.lineage,
-            device=self._shard.device.name,
-            pid=self._shard.pid,
-            ready=self._ready,
+            index=shard.identity.index,
+            address=shard.address,
+            http_address=shard.http_address,
+            incarnation=shard.identity.incarnation,
+            lineage=shard.identity.lineage,
+            device=shard.device.name,
+            pid=shard.pid,
+            ready=self.ready,
+            lost=shard.serving == shard_pb2.SERVING_STATE_LOST,
         )
 
-    def _renew(self) -> Lease:
-        lease = self._registration.renew(self._entry(), self._settings.lease_s)
+    # -- what is shared
+
+    def _learn(self, shared: Shared) -> None:
         identity = self._shard.identity
-        if lease is Lease.HELD and identity.cluster is not None:
-            self._registration.publish_cluster(identity.cluster)
-            if identity.route_map is not None:
-                self._republish(identity.route_map)
-        return lease
+        if shared.cluster is None or shared.cluster.cluster_id != identity.require_cluster().cluster_id:
+            return
+        self._seen.note(shared.lineages)
+        own, found = identity.route_map, shared.route_map
+        if own is not None and found is not None and found.epoch > own.epoch:
+            if found.num_shards != own.num_shards:
+                logger.error("Redis has a route map over %d shards, not %d: not taken", found.num_shards, own.num_shards)
+                return
+            self._notice_map(found)
 
-    def _republish(self, route_map: RouteMap) -> None:
-        """Writes back what a flushed Redis has lost."""
-        if self._registration.view().route_map is None:
-            self._registration.publish_route_map(route_map)
-            self._registration.publish_tables([table.schema_info() for table in self._shard.state.tables()])
+    def _publish_missing_tables(self, shared: Shared) -> None:
+        """Comes before the map is written: who sees the map may rely on the tables."""
+        tables = self._shard.state.tables()
+        if shared.route_map is None or shared.num_tables < len(tables):
+            self._registration.publish_tables([table.schema_info() for table in tables])
 
-    async def _take_name(self) -> None:
-        index, lease_s = self._shard.identity.index, self._settings.lease_s
-        deadline = asyncio.get_running_loop().time() + TAKEN_LEASES * lease_s
-        while await self._wait("Redis", self._renew) is Lease.TAKEN:
-            self._shard.waiting_for = f"the name of shard {index}, which another process holds"
-            if asyncio.get_running_loop().time() > deadline:
-                holder = (await self._wait("Redis", self._registration.view)).shards.get(index)
-                where = "" if holder is None else f" (pid {holder.pid} at {holder.address})"
-                raise WrongCluster(
-                    f"shard {index} of cluster {self._settings.cluster!r} is already running{where}; stop it "
-                    "first, or use another --index or --cluster"
-                )
-            await asyncio.sleep(min(LONGEST_WAIT_S, lease_s / RENEWALS_PER_LEASE))
+    async def install(self, infos: Sequence[common_pb2.TableInfo]) -> None:
+        """Installs the tables of Redis that this shard lacks; they were made while it was away.
 
-    def _check_settings(self, entry: ClusterEntry) -> None:
-        if entry.num_shards != self._settings.shards:
-            raise self._other_count("was created with", entry.num_shards)
-        if "seed" in self._settings.model_fields_set and self._settings.seed != entry.seed:
-            raise BadOption(
-                f"cluster {self._settings.cluster!r} was created with seed {entry.seed}, this shard was started with --seed "
-                f"{self._settings.seed}; leave --seed out or use another --cluster name"
-            )
+        Raises:
+            SchemaMismatch: Redis knows another table by a name that is used here.
+            JournalFull, JournalFailed: they cannot be kept.
+        """
+        shard = self._shard
+        tables = [table_from_info(info, shard.device.make_records) for info in infos if _is_new(info, shard)]
+        if tables:
+            await shard.sequencer.change(lambda: shard.state.install(tables))
+            await shard.state.journal.durable()
 
-    def _other_count(self, verb: str, num_shards: int) -> BadOption:
-        return BadOption(
-            f"cluster {self._settings.cluster!r} {verb} {num_shards} shards, this shard was started with --shards "
-            f"{self._settings.shards}; use --shards {num_shards} or another --cluster name"
-        )
+    # -- a new start
 
-    async def _adopt_steps(self, peers: Peers) -> None:
-        """Takes table steps from shards that serve already: t is the same on every shard (CONTRACT.md)."""
-        view = await self._wait("Redis", self._registration.view)
-        for entry in view.shards.values():
-            if entry.index == self._shard.identity.index or not entry.ready:
-                continue
-            try:
-                steps = await peers.table_steps(entry)
-            except ShardamError as error:
-                logger.warning("cannot ask shard %d for its table steps: %s", entry.index, error.message)
-                continue
-            await self._shard.sequencer.change(lambda steps=steps: self._shard.state.raise_steps(steps))  # type: ignore[misc]
+    def replace_lineage(self, lineage: int) -> None:
+        """Records in Redis that this LOST shard starts on a new lineage.
 
-    async def _wait(self, what: str, action: Callable[[], T | None]) -> T:
-        """Runs an action until it returns something, with back-off; Redis may come late."""
-        wait_s, announced = FIRST_WAIT_S, False
-        self._shard.waiting_for = what
-        while True:
-            try:
-                result = await asyncio.to_thread(action)
-                if result is not None:
-                    self._shard.waiting_for = ""
-                    return result
-            except RedisUnreachable as error:
-                self._shard.waiting_for = f"Redis: {error.message}"
-            if not announced and wait_s >= LONGEST_WAIT_S:
-                logger.info("waits for %s", self._shard.waiting_for)
-                announced = True
-            await asyncio.sleep(wait_s)
-            wait_s = min(LONGEST_WAIT_S, wait_s * 2)
+        Raises:
+            ShardNotReady: another process has its name.
+        """
+        identity = self._shard.identity
+        with self._calling:
+            known = self._registration.read_shared().lineages.get(identity.index)
+            if not self._registration.replace_lineage(identity.index, identity.incarnation, known, lineage):
+                raise ShardNotReady(f"shard {identity.index} does not hold its name in Redis now; try again")
+            self._seen.note({identity.index: lineage})
+
+
+def _is_new(info: common_pb2.TableInfo, shard: ShardContext) -> bool:
+    table = shard.state.find_table(info.spec.name)
+    return table is None or table.table_id != info.table_id

@@ -38,6 +38,7 @@ class ShardMetrics:
         self.pushes = counter("shardam_pushes_total", "Push messages applied; repeats not counted.")
         self.rows_pulled = counter("shardam_rows_pulled_total", "Rows sent to pulls.")
         self.rows_pushed = counter("shardam_rows_pushed_total", "Gradient rows received in applied pushes.")
+        self.clients_dropped = counter("shardam_clients_dropped_total", "Clients closed because they were silent.")
         self.received_bytes = counter("shardam_received_bytes_total", "Bytes of request messages.")
         self.sent_bytes = counter("shardam_sent_bytes_total", "Bytes of response messages.")
         self.pull_seconds = histogram("shardam_pull_seconds", "Seconds from a pull's arrival to its answer.")
@@ -73,12 +74,33 @@ class ShardGauges:
         tables: table name -> (rows, step).
         queue_depth: changes waiting.
         memory: bytes by kind: records, index, resident (of the process), device (of the device's own memory).
+        clients: clients by state: open, closed (and still remembered).
+        queue_bytes: bytes of changes waiting.
+        reserved_bytes: bytes reserved for parts that arrive in chunks.
+        parked_requests: requests on streams that wait.
+        streams: open streams.
     """
 
-    def __init__(self, tables: dict[str, tuple[int, int]], *, queue_depth: int, memory: dict[str, int]) -> None:
+    def __init__(
+        self,
+        tables: dict[str, tuple[int, int]],
+        *,
+        queue_depth: int,
+        memory: dict[str, int],
+        clients: dict[str, int],
+        queue_bytes: int = 0,
+        reserved_bytes: int = 0,
+        parked_requests: int = 0,
+        streams: int = 0,
+    ) -> None:
         self.tables = tables
         self.queue_depth = queue_depth
         self.memory = memory
+        self.clients = clients
+        self.queue_bytes = queue_bytes
+        self.reserved_bytes = reserved_bytes
+        self.parked_requests = parked_requests
+        self.streams = streams
 
 
 def resident_bytes() -> int:
@@ -103,6 +125,22 @@ class _GaugeCollector(Collector):
         )
         for kind, size_bytes in gauges.memory.items():
             memory.add_metric((*self._label_values, kind), size_bytes)
-        depth = GaugeMetricFamily("shardam_queue_depth", "Changes that wait to be applied.", labels=LABELS)
-        depth.add_metric(self._label_values, gauges.queue_depth)
-        return [rows, steps, memory, depth]
+        clients = GaugeMetricFamily("shardam_clients", "Clients remembered, by state: open, closed.", labels=(*LABELS, "state"))
+        for state, count in gauges.clients.items():
+            clients.add_metric((*self._label_values, state), count)
+        return [
+            rows,
+            steps,
+            memory,
+            clients,
+            self._gauge("shardam_queue_depth", "Changes that wait to be applied.", gauges.queue_depth),
+            self._gauge("shardam_queue_bytes", "Bytes of changes that wait to be applied.", gauges.queue_bytes),
+            self._gauge("shardam_reserved_bytes", "Bytes reserved for pushes that arrive in chunks.", gauges.reserved_bytes),
+            self._gauge("shardam_parked_requests", "Requests on streams that wait for something.", gauges.parked_requests),
+            self._gauge("shardam_streams", "Open Exchange streams.", gauges.streams),
+        ]
+
+    def _gauge(self, name: str, text: str, value: int) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(name, text, labels=LABELS)
+        gauge.add_metric(self._label_values, value)
+        return gauge

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import grpc
 import grpc.aio
@@ -17,6 +18,9 @@ from shardam_server.shard.identity import ShardIdentity
 PEER_TIMEOUT_S = 30.0
 """Deadline of a call between shards; installing thousands of tables takes seconds."""
 
+CLIENT_TIMEOUT_S = 5.0
+"""Deadline of a call that closes a client: a few records behind the changes that wait there. It is repeated until it works."""
+
 
 class Peers:
     """Speaks to other shards.
@@ -29,13 +33,14 @@ class Peers:
     def __init__(self, identity: ShardIdentity, token: str | None) -> None:
         self._identity = identity
         self._metadata = token_metadata(token)
+        self._channels: dict[int, tuple[str, grpc.aio.Channel]] = {}
 
-    def _header(self, peer: ShardEntry) -> common_pb2.RequestHeader:
+    def _header(self, peer: ShardEntry, timeout_s: float = PEER_TIMEOUT_S) -> common_pb2.RequestHeader:
         return common_pb2.RequestHeader(
             protocol_version=PROTOCOL_VERSION,
             cluster_id=self._identity.require_cluster().cluster_id,
             incarnation=peer.incarnation,
-            budget_s=PEER_TIMEOUT_S,
+            budget_s=timeout_s,
         )
 
     async def install(self, peers: Iterable[ShardEntry], tables: Sequence[common_pb2.TableInfo]) -> None:
@@ -75,3 +80,46 @@ class Peers:
                 after = page.next_after_name
                 if not after:
                     return steps
+
+    async def end_client(self, peer: ShardEntry, client_id: bytes) -> shard_pb2.EndClientResponse:
+        """Ends a client on a peer.
+
+        Raises:
+            ShardamError: the peer refused or did not answer; repeating the call is safe.
+        """
+        request = shard_pb2.EndClientRequest(header=self._header(peer, CLIENT_TIMEOUT_S), client_id=client_id)
+        async with self._closing_client(peer) as stub:
+            return await stub.EndClient(request, timeout=CLIENT_TIMEOUT_S, metadata=self._metadata)
+
+    async def settle_client(self, peer: ShardEntry, client_id: bytes, numbers: Sequence[shard_pb2.ClosedNumber]) -> None:
+        """Closes numbers of an ended client on a peer.
+
+        Raises:
+            ShardamError: the peer refused or did not answer; repeating the call is safe.
+        """
+        request = shard_pb2.SettleClientRequest(
+            header=self._header(peer, CLIENT_TIMEOUT_S), client_id=client_id, numbers=numbers
+        )
+        async with self._closing_client(peer) as stub:
+            await stub.SettleClient(request, timeout=CLIENT_TIMEOUT_S, metadata=self._metadata)
+
+    @contextlib.asynccontextmanager
+    async def _closing_client(self, peer: ShardEntry) -> AsyncIterator[shard_pb2_grpc.ShardServiceAsyncStub]:
+        """Yields a stub on a channel that is kept: every write over REST ends a client."""
+        address, channel = self._channels.get(peer.index, ("", None))
+        if channel is None or address != peer.address:
+            if channel is not None:
+                await channel.close()
+            channel = grpc.aio.insecure_channel(peer.address, options=CHANNEL_OPTIONS)
+            self._channels[peer.index] = peer.address, channel
+        stub: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(channel)
+        try:
+            yield stub
+        except grpc.RpcError as error:
+            raise translate(error, f"shard {peer.index} at {peer.address}") from error
+
+    async def close(self) -> None:
+        """Closes the channels that are kept."""
+        channels, self._channels = self._channels, {}
+        for _, channel in channels.values():
+            await channel.close()

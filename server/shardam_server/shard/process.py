@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc.aio
 import prometheus_client
@@ -14,8 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from shardam_proto.errors import ShardamError
+from shardam_proto.errors import InvalidArgument, JournalDamaged, ShardamError, VersionMismatch
 from shardam_proto.limits import SERVER_OPTIONS
+from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import (
     embedding_pb2,
     embedding_pb2_grpc,
@@ -27,27 +28,35 @@ from shardam_proto.v1 import (
     table_pb2_grpc,
 )
 from shardam_server.bind import check_bind, check_port_free, join_address, port_refused, reachable_host
-from shardam_server.command_errors import CommandError
+from shardam_server.command_errors import CommandError, UsageError
 from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_lifeline
 from shardam_server.logs import configure_logging
 from shardam_server.settings import ShardSettings
+from shardam_server.shard.client_closing import ClientClosing
+from shardam_server.shard.client_liveness import ClientWatch, Silence
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.front import ShardFront
 from shardam_server.shard.home import Home
 from shardam_server.shard.http_listener import HttpListener
 from shardam_server.shard.identity import ShardIdentity
+from shardam_server.shard.joining import Joining
+from shardam_server.shard.keeping import recover
+from shardam_server.shard.lost import LostShard
 from shardam_server.shard.membership import Membership
 from shardam_server.shard.metrics import ShardGauges, ShardMetrics, resident_bytes
+from shardam_server.shard.peer_directory import PeerDirectory
 from shardam_server.shard.peers import Peers
 from shardam_server.shard.records import CpuDevice, Device
 from shardam_server.shard.registration import Registration
+from shardam_server.shard.renewal import Renewal
 from shardam_server.shard.sequencer import Sequencer
 from shardam_server.shard.services.embedding import EmbeddingServicer
 from shardam_server.shard.services.row import RowServicer
 from shardam_server.shard.services.shard import ShardServicer
 from shardam_server.shard.services.table import TableServicer
 from shardam_server.shard.state import ShardState
+from shardam_server.shard.streams import Streams
 from shardam_server.shard.tenure import Tenure
 
 logger = logging.getLogger(__name__)
@@ -71,10 +80,11 @@ def run_shard(settings: ShardSettings) -> int:
     """Runs a shard until it is told to stop; returns the process's exit status.
 
     Raises:
+        UsageError: it cannot start with these settings or this state.
         CommandError: it cannot start, or another process has taken its place.
     """
     check_bind(settings.host, has_token=settings.token is not None, insecure=settings.insecure)
-    identity = ShardIdentity(settings.index)
+    identity = ShardIdentity(settings.index, lineage=0)
     configure_logging(settings, shard=settings.index, incarnation=identity.incarnation)
     # Each counter would have a second series with its time of creation.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -83,6 +93,8 @@ def run_shard(settings: ShardSettings) -> int:
         logger.info("%s", choice.reason)
     try:
         return asyncio.run(_run(settings, identity, open_device(choice.name, settings.threads)))
+    except (InvalidArgument, VersionMismatch, JournalDamaged) as error:
+        raise UsageError(error.message) from error  # tells a supervisor that no other start would end otherwise
     except ShardamError as error:
         raise CommandError(error.message) from error
 
@@ -115,23 +127,40 @@ class ShardProcess:
 
     def __init__(self, settings: ShardSettings, identity: ShardIdentity, device: Device) -> None:
         self._settings = settings
-        self._shard = ShardContext(
+        self._shard = shard = ShardContext(
             identity=identity,
-            state=ShardState(device, settings.max_rows, settings.max_clients),
+            state=self._make_state(device),
             sequencer=Sequencer(settings.max_queue_mib * 2**20),
             metrics=ShardMetrics(settings.cluster, settings.index),
             device=device,
             tenure=Tenure(settings.lease_s),
+            client_lease_s=settings.client_lease_s,
+            streams=Streams(settings.max_parked, settings.max_reserved_mib * 2**20),
         )
-        self._shard.metrics.watch(self._gauges)
-        self._registration = Registration(settings.redis, settings.cluster, settings.redis_timeout_s)
-        self._membership = Membership(self._shard, settings, self._registration)
-        self._server = grpc.aio.server(
-            options=SERVER_OPTIONS, interceptors=[ShardFront(self._shard.metrics, settings.plain_token)]
-        )
+        shard.metrics.watch(self._gauges)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[ShardFront(shard.metrics, settings.plain_token)])
         self._health = health_aio.HealthServicer()
         self._stop = asyncio.Event()
+        self._replaced = asyncio.Event()
         self._peers = Peers(identity, settings.plain_token)
+        loop = asyncio.get_running_loop()
+        self._registration = Registration(settings.redis, settings.cluster, settings.redis_timeout_s)
+        self._membership = Membership(
+            shard,
+            self._registration,
+            settings.lease_s,
+            lambda found: _call(loop, self._notice_map, found),
+        )
+        self._renewal = Renewal(shard.tenure, self._membership.renew, settings.lease_s, lambda: _wake(loop, self._replaced))
+        self._joining = Joining(shard, settings, self._registration, self._membership, lambda: self._make_state(device))
+        self._lost = LostShard(
+            shard, self._registration, self._membership, self._peers, lambda: self._make_state(device), self._serve
+        )
+        self._closing = ClientClosing(shard, self._peers, PeerDirectory(self._registration.view))
+        self._client_watch = ClientWatch(shard, self._closing, Silence(settings.client_lease_s))
+
+    def _make_state(self, device: Device) -> ShardState:
+        return ShardState(device, self._settings.max_rows, self._settings.max_clients)
 
     async def run(self) -> int:
         """Serves until SIGTERM, SIGINT, the end of the parent, or the loss of the name; returns the exit status."""
@@ -141,32 +170,51 @@ class ShardProcess:
         watch_lifeline(lambda: _wake(loop, self._stop), grace_s=self._settings.drain_s + EXIT_GRACE_S)
         with self._listening_http():
             await self._bind()
-            stop = asyncio.create_task(self._stop.wait())
             work = asyncio.create_task(self._work())
-            await asyncio.wait({stop, work}, return_when=asyncio.FIRST_COMPLETED)
+            ends = [asyncio.create_task(event.wait()) for event in (self._stop, self._replaced)]
+            await asyncio.wait({work, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
+            failed = work.done()
+            work.cancel()  # it must not go on joining while the shard leaves
+            await asyncio.wait({work})
             await self._drain()
-            stop.cancel()
-            if not work.done():
-                work.cancel()
-                return 0
-            work.result()  # raises why the shard could not start
-            return 1
+            if failed:
+                work.result()  # raises why the shard could not start
+            return 1 if self._replaced.is_set() else 0
 
     async def _work(self) -> None:
-        """Joins the cluster and serves; ends only when the shard cannot start or has lost its name."""
+        """Joins the cluster and serves, until it is cancelled.
+
+        Raises:
+            ShardamError, CommandError: the shard cannot start.
+        """
         shard = self._shard
-        await self._membership.join()
+        await recover(shard, self._settings)
+        await self._joining.register()
         shard.tenure.tick()
         shard.tenure.confirm()
-        renewal = asyncio.create_task(self._membership.renew_forever())
-        try:
-            await self._membership.finish(self._peers)
-            shard.serving = shard_pb2.SERVING_STATE_SERVING
-            await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-            logger.info("serves at %s on device %s", shard.address, shard.device.name)
-            await renewal
-        finally:
-            renewal.cancel()
+        self._renewal.start()
+        await self._joining.finish()
+        if shard.serving == shard_pb2.SERVING_STATE_STARTING:
+            await self._serve()
+        await shard.kept.keep_bases(shard.sequencer.change)
+
+    async def _serve(self) -> None:
+        shard = self._shard
+        shard.serving = shard_pb2.SERVING_STATE_SERVING
+        await self._client_watch.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        logger.info("serves at %s on device %s", shard.address, shard.device.name)
+
+    def _notice_map(self, found: RouteMap) -> None:
+        """Takes over a route map of a higher epoch."""
+        shard = self._shard
+        own = shard.identity.route_map
+        if own is not None and found.epoch > own.epoch:
+            shard.identity.route_map = found
+            logger.info("route map of epoch %d replaces that of epoch %d", found.epoch, own.epoch)
+            shard.sequencer.submit(lambda: shard.kept.note_epoch(found.epoch))
 
     async def _bind(self) -> None:
         settings, shard = self._settings, self._shard
@@ -177,10 +225,10 @@ class ShardProcess:
             raise port_refused(settings.bound_port, "--port") from error
         shard.address = settings.advertise or join_address(reachable_host(settings.host), port)
         home = Home(shard, self._registration, self._peers)
-        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(shard), self._server)
+        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(shard, self._closing), self._server)
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(shard), self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableServicer(shard, home), self._server)
-        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(shard), self._server)
+        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(shard, self._lost), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), self._server)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -202,17 +250,23 @@ class ShardProcess:
             http.close()
 
     async def _drain(self) -> None:
-        """Refuses new calls, finishes accepted ones, gives the name back."""
+        """Refuses new calls, finishes accepted ones, brings the state to disk, gives the name back."""
         shard = self._shard
-        joined = shard.identity.cluster is not None
+        registered = self._membership.registered and not shard.tenure.fenced
         shard.serving = shard_pb2.SERVING_STATE_DRAINING
+        shard.streams.drain()
         logger.info("drains: no new calls, %d changes to finish", shard.sequencer.queue_depth)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        if joined:
+        self._renewal.stop()
+        if registered:
             await self._membership.withdraw()
-        await self._server.stop(self._settings.drain_s)
+        # A fenced shard answers nobody any more: what waits is refused by its tenure, and the connections are closed at once.
+        await self._server.stop(None if shard.tenure.fenced else self._settings.drain_s)
+        await self._client_watch.stop()
+        await self._peers.close()
         await asyncio.to_thread(shard.sequencer.close)
-        if joined:
+        await asyncio.to_thread(shard.kept.close)
+        if registered:
             await self._membership.leave()
         self._registration.close()
         logger.info("stopped")
@@ -222,17 +276,27 @@ class ShardProcess:
             await self._health.set(service, status)
 
     def _gauges(self) -> ShardGauges:
-        tables = self._shard.state.tables()
+        tables, clients = self._shard.state.tables(), self._shard.state.clients
         return ShardGauges(
             {table.spec.name: (table.num_rows, table.step) for table in tables},
             queue_depth=self._shard.sequencer.queue_depth,
+            queue_bytes=self._shard.sequencer.queue_bytes,
+            reserved_bytes=self._shard.streams.open_parts.reserved_bytes,
+            parked_requests=self._shard.streams.parking.num_parked,
+            streams=self._shard.streams.num_open,
             memory={
                 "records": sum(table.storage.record_bytes for table in tables),
                 "index": sum(table.storage.index_bytes for table in tables),
                 "resident": resident_bytes(),
                 "device": self._shard.device.memory_bytes,
             },
+            clients={"open": clients.num_open, "closed": len(clients) - clients.num_open},
         )
+
+
+def _call(loop: asyncio.AbstractEventLoop, action: Callable[[RouteMap], None], found: RouteMap) -> None:
+    """Has a loop do something from another thread."""
+    loop.call_soon_threadsafe(action, found)
 
 
 def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

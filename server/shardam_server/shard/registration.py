@@ -1,25 +1,28 @@
 """A shard's entries in Redis: the cluster, its name lease, the route map, table schemas. Blocking; used off the event loop.
 
-Redis grants names only; whether a shard may serve its state is decided by the shard (PROTOCOL.md, section 9).
+Redis grants names only; whether a shard may serve its state is decided by the shard (PROTOCOL.md, section 9). The token of a
+name is the incarnation, handed in with every call, so that any thread may renew or release it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 import redis
 
-from shardam_proto.errors import BadOption
+from shardam_proto.errors import BadOption, RedisUnreachable
 from shardam_proto.registry import (
     ClusterEntry,
     ClusterView,
     Keys,
     ShardEntry,
     connect_redis,
+    display_url,
     read_cluster,
     route_map_from_json,
     route_map_to_json,
@@ -27,27 +30,72 @@ from shardam_proto.registry import (
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
 from shardam_server.redis_errors import redis_unreachable
-
-_TAKE_OR_RENEW = """
-local held = redis.call('GET', KEYS[1])
-if held and not string.find(held, ARGV[1], 1, true) then return 0 end
-redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-return 1
-"""
-"""Sets the lease unless another incarnation holds it. The incarnation is compared as text: Lua's numbers have 53 bits."""
-
-_RELEASE = """
-local held = redis.call('GET', KEYS[1])
-if held and string.find(held, ARGV[1], 1, true) then return redis.call('DEL', KEYS[1]) end
-return 0
-"""
+from shardam_server.shard.registry_scripts import CLAIM, PUBLISH_CLUSTER, PUBLISH_MAP, RELEASE, REPLACE_LINEAGE
 
 
 class Lease(enum.Enum):
-    """Who holds a shard's name."""
+    """What Redis says to a claim of a shard's name."""
 
     HELD = "held"
     TAKEN = "taken"
+    OTHER_LINEAGE = "other lineage"
+    OTHER_CLUSTER = "other cluster"
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a shard says of itself when it takes or renews its name.
+
+    Attributes:
+        entry: its registration; lineage 0: it has no state.
+        lease_s: how long the name outlives this claim.
+        cluster: the cluster; written if Redis has lost it.
+        route_map: the map, once known; written if Redis has lost it or has one of a lower epoch.
+        lineages: lineages that Redis has lost, by shard.
+        sure: its lineage holds whatever Redis says; otherwise another one in Redis refuses the claim.
+        has_folder: it holds the lock on the folder of its lineage, so that whoever has the name with the same lineage is dead,
+            and whoever has it without a state serves nothing: both are replaced at once.
+    """
+
+    entry: ShardEntry
+    lease_s: float
+    cluster: ClusterEntry
+    route_map: RouteMap | None = None
+    lineages: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    sure: bool = False
+    has_folder: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """Redis's answer to a claim.
+
+    Attributes:
+        lease: what became of it.
+        had_map: the route map existed before the claim.
+        known_lineage: lineage that Redis knew for the shard before the claim, if any.
+    """
+
+    lease: Lease
+    had_map: bool
+    known_lineage: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """What all shards of a cluster share in Redis.
+
+    Attributes:
+        cluster: the cluster's entry, if any.
+        route_map: the route map, if any.
+        lineages: lineage by shard.
+        num_tables: number of table schemas.
+    """
+
+    cluster: ClusterEntry | None
+    route_map: RouteMap | None
+    lineages: dict[int, int]
+    num_tables: int
 
 
 class Registration:
@@ -56,9 +104,9 @@ class Registration:
     Args:
         url: Redis URL.
         cluster: cluster name.
-        timeout_s: seconds until a Redis call has failed.
+        timeout_s: seconds until a Redis call has failed; a half-open connection is noticed by it.
 
-    All methods raise RedisUnreachable if Redis does not answer.
+    All methods raise RedisUnreachable if Redis does not answer, or holds what this version cannot read.
     """
 
     def __init__(self, url: str, cluster: str, timeout_s: float) -> None:
@@ -70,62 +118,129 @@ class Registration:
     def _reaching(self) -> Iterator[None]:
         try:
             yield
+        except redis.exceptions.ReadOnlyError as error:
+            # This server is a replica now. The address may lead to its successor, but only for a new connection.
+            self._redis.connection_pool.disconnect()
+            raise redis_unreachable(self._url, error) from error
         except redis.RedisError as error:
             raise redis_unreachable(self._url, error) from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise RedisUnreachable(
+                f"Redis at {display_url(self._url)} holds an entry of cluster {self.keys.cluster!r} that this version cannot "
+                f"read ({error}): use another --cluster name, or matching shardam packages"
+            ) from error
 
     def view(self) -> ClusterView:
         """Reads the cluster."""
-        return read_cluster(self._redis, self.keys)
+        with self._reaching():
+            return read_cluster(self._redis, self.keys)
+
+    def read_shared(self) -> Shared:
+        """Reads what all shards share."""
+        keys = self.keys
+        with self._reaching(), self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.get(keys.cluster_entry)
+            pipeline.get(keys.route_map)
+            pipeline.hgetall(keys.lineages)
+            pipeline.hlen(keys.tables)
+            cluster, route_map, lineages, num_tables = pipeline.execute()
+            return Shared(
+                None if cluster is None else ClusterEntry.from_json(cluster),
+                None if route_map is None else route_map_from_json(route_map),
+                {int(index): int(lineage) for index, lineage in lineages.items()},
+                num_tables,
+            )
+
+    def eviction_policy(self) -> str | None:
+        """Returns what Redis does when its memory is full, or None if it does not say or need not."""
+        try:
+            info = cast("dict[str, object]", self._redis.info("memory"))
+        except redis.RedisError:
+            return None  # an access list may forbid it; nothing depends on it
+        policy = info.get("maxmemory_policy")
+        return policy if isinstance(policy, str) else None
+
+    # -- the cluster
 
     def create_cluster(self, num_shards: int, seed: int) -> ClusterEntry:
         """Creates the cluster's entry, or returns the one that is there."""
-        new = ClusterEntry(cluster_id=secrets.token_hex(8), num_shards=num_shards, seed=seed)
-        self.publish_cluster(new)
-        with self._reaching():
-            return ClusterEntry.from_json(cast(bytes, self._redis.get(self.keys.cluster_entry)))
+        return self.publish_cluster(ClusterEntry(cluster_id=secrets.token_hex(8), num_shards=num_shards, seed=seed))
 
-    def publish_cluster(self, entry: ClusterEntry) -> None:
-        """Writes the cluster's entry if it is absent."""
+    def publish_cluster(self, entry: ClusterEntry, route_map: RouteMap | None = None) -> ClusterEntry:
+        """Writes the cluster's entry if it is absent, and with it the map, if known; returns the entry that is there."""
         with self._reaching():
-            self._redis.set(self.keys.cluster_entry, entry.to_json(), nx=True)
+            value = self._redis.eval(
+                PUBLISH_CLUSTER,
+                2,
+                self.keys.cluster_entry,
+                self.keys.route_map,
+                entry.to_json(),
+                "" if route_map is None else route_map_to_json(route_map),
+            )
+            return ClusterEntry.from_json(cast(bytes, value))
 
     def publish_route_map(self, route_map: RouteMap) -> RouteMap:
-        """Writes the route map if it is absent, and returns the one that is there.
+        """Writes the route map if there is none or one of a lower epoch, and returns the one that is there.
 
         Raises:
             BadOption: it was made by a routing version that this program does not know.
         """
         with self._reaching():
-            self._redis.set(self.keys.route_map, route_map_to_json(route_map), nx=True)
-            text = cast(bytes, self._redis.get(self.keys.route_map))
+            value = self._redis.eval(PUBLISH_MAP, 1, self.keys.route_map, route_map_to_json(route_map), str(route_map.epoch))
         try:
-            return route_map_from_json(text)
+            return route_map_from_json(cast(bytes, value))
         except ValueError as error:
             raise BadOption(f"cluster {self.keys.cluster!r} in Redis: {error}") from error
 
-    def renew(self, entry: ShardEntry, lease_s: float) -> Lease:
-        """Takes or renews the shard's name with its present entry."""
+    # -- the name
+
+    def claim(self, claim: Claim) -> Standing:
+        """Takes or renews the shard's name; writes again what Redis has lost of the cluster."""
+        entry, route_map = claim.entry, claim.route_map
+        replaceable = (_lineage_text(entry.lineage), _LOST_TEXT) if claim.has_folder and entry.lineage else ("", "")
+        keys = (self.keys.shard(entry.index), self.keys.cluster_entry, self.keys.route_map, self.keys.lineages)
         with self._reaching():
-            done = self._redis.eval(
-                _TAKE_OR_RENEW,
-                1,
-                self.keys.shard(entry.index),
-                _incarnation_text(entry.incarnation),
+            answer = self._redis.eval(
+                CLAIM,
+                len(keys),
+                *keys,
                 entry.to_json(),
-                str(int(lease_s * 1000)),
+                _incarnation_text(entry.incarnation),
+                str(int(claim.lease_s * 1000)),
+                _cluster_text(claim.cluster.cluster_id),
+                claim.cluster.to_json(),
+                str(entry.index),
+                str(entry.lineage or ""),
+                "sure" if claim.sure else "",
+                *replaceable,
+                "" if route_map is None else route_map_to_json(route_map),
+                "" if route_map is None else str(route_map.epoch),
+                *(str(number) for pair in claim.lineages.items() for number in pair),
             )
-        return Lease.HELD if done else Lease.TAKEN
+            lease, had_map, known = cast("tuple[bytes, int, bytes]", answer)
+        return Standing(Lease(lease.decode()), bool(had_map), int(known) if known else None)
 
     def release(self, index: int, incarnation: int) -> None:
         """Gives the name back, if this incarnation holds it."""
         with self._reaching():
-            self._redis.eval(_RELEASE, 1, self.keys.shard(index), _incarnation_text(incarnation))
+            self._redis.eval(RELEASE, 1, self.keys.shard(index), _incarnation_text(incarnation))
 
-    def record_lineage(self, index: int, lineage: int) -> bool:
-        """Records the lineage that the shard serves now; returns whether it served another one before."""
+    def replace_lineage(self, index: int, incarnation: int, known: int | None, lineage: int) -> bool:
+        """Records that a shard starts anew, if this incarnation has the name and Redis knows no other lineage than `known`."""
         with self._reaching():
-            before = cast("bytes | None", self._redis.getset(self.keys.lineage(index), str(lineage)))
-        return before is not None and int(before) != lineage
+            done = self._redis.eval(
+                REPLACE_LINEAGE,
+                2,
+                self.keys.shard(index),
+                self.keys.lineages,
+                _incarnation_text(incarnation),
+                str(index),
+                str(known or ""),
+                str(lineage),
+            )
+        return bool(done)
+
+    # -- tables
 
     def publish_tables(self, tables: Sequence[common_pb2.TableInfo]) -> list[common_pb2.TableInfo]:
         """Writes schemas that are absent, and returns the entry that is there for each name, in order."""
@@ -158,6 +273,20 @@ class Registration:
         self._redis.close()
 
 
+_LOST_TEXT = '"lost": true'
+"""How ShardEntry.to_json writes that a shard is LOST."""
+
+
 def _incarnation_text(incarnation: int) -> str:
     """Returns how ShardEntry.to_json writes an incarnation; the comma ends the number."""
     return f'"incarnation": {incarnation},'
+
+
+def _lineage_text(lineage: int) -> str:
+    """Returns how ShardEntry.to_json writes a lineage; the comma ends the number."""
+    return f'"lineage": {lineage},'
+
+
+def _cluster_text(cluster_id: str) -> str:
+    """Returns how ClusterEntry.to_json writes a cluster's id."""
+    return f'"cluster_id": "{cluster_id}"'

@@ -17,6 +17,9 @@ _NUM_READERS = 4
 MAX_QUEUE_BYTES = 256 * 2**20
 """Bytes of changes that wait by default; four of the largest messages."""
 
+MAX_READS = 1024
+"""Reads that have not ended: what 16 streams may have unanswered. Beyond, a caller is told to come back instead of queueing."""
+
 RETRY_AFTER_S = 0.1
 """A full queue of 256 MiB has room again after about this long."""
 
@@ -33,6 +36,8 @@ class Sequencer:
     def __init__(self, max_queue_bytes: int = MAX_QUEUE_BYTES) -> None:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="apply")
         self._readers = concurrent.futures.ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="read")
+        self._waiting_readers = concurrent.futures.ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="wait-and-read")
+        self._num_reads = 0
         self._max_queue_bytes = max_queue_bytes
         self._room = asyncio.Event()
         self._room.set()
@@ -52,7 +57,9 @@ class Sequencer:
             self._room.clear()
         work = asyncio.get_running_loop().run_in_executor(self._writer, apply)
 
-        def leave(_: asyncio.Future[T]) -> None:
+        def leave(done: asyncio.Future[T]) -> None:
+            if not done.cancelled():
+                done.exception()  # counts as seen: whoever asked for the change may be gone
             self.queue_depth -= 1
             self.queue_bytes -= num_bytes
             if self.queue_bytes < self._max_queue_bytes:
@@ -82,10 +89,35 @@ class Sequencer:
         await self._room.wait()
 
     async def read(self, action: Callable[[], T]) -> T:
-        """Runs a read beside changes and other reads; tables guard themselves by their locks."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, action)
+        """Runs a read that never waits, beside changes and other reads.
+
+        Raises:
+            QueueFull: too many reads wait; the metadata says after how many seconds to try again.
+        """
+        return await self._read(self._readers, action)
+
+    async def wait_and_read(self, action: Callable[[], T]) -> T:
+        """Runs a read that first waits for the end of a change, on a thread that others do not need.
+
+        Raises:
+            QueueFull: as read.
+        """
+        return await self._read(self._waiting_readers, action)
+
+    async def _read(self, readers: concurrent.futures.Executor, action: Callable[[], T]) -> T:
+        if self._num_reads >= MAX_READS:
+            raise QueueFull(
+                f"{self._num_reads} reads wait, at most {MAX_READS} may; try again",
+                metadata={"retry_after_s": str(RETRY_AFTER_S)},
+            )
+        self._num_reads += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(readers, action)
+        finally:
+            self._num_reads -= 1
 
     def close(self) -> None:
         """Finishes what has been accepted and ends the threads."""
         self._writer.shutdown(wait=True)
         self._readers.shutdown(wait=True)
+        self._waiting_readers.shutdown(wait=True)

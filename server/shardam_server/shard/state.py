@@ -140,18 +140,20 @@ class ShardState:
             self.clients.forget([forgotten] if forgotten is not None else [])
             return self.clients.add(client_id, heartbeats=heartbeats)
 
-    def end_client(self, client_id: bytes, *, settled: bool = False) -> ClientEntry | None:
+    def end_client(self, client_id: bytes, *, settled: bool = False, remember: bool = False) -> ClientEntry | None:
         """Ends a client: no more changes from it. Returns its entry, or None if it was not known (and still is not).
 
         Args:
             client_id: the client.
             settled: its numbers are equal on all shards (home).
+            remember: keep an entry of a client that is not known, as closed.
         """
         entry = self.clients.find(client_id)
-        if entry is not None and (not entry.closed or (settled and not entry.settled)):
+        changes = remember if entry is None else not entry.closed or (settled and not entry.settled)
+        if changes:
             with self._journaled(change_records.end_record(self.change_number + 1, client_id, settled=settled)):
                 self.clients.end(client_id, settled=settled)
-        return entry
+        return self.clients.find(client_id)
 
     def settle_number(self, client_id: bytes, number: int, table_ids: Sequence[int]) -> None:
         """Closes an ended client's next number as home says (VOID); one that is closed already is passed over.

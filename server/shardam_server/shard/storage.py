@@ -113,6 +113,7 @@ class RowStorage:
         self._change_numbers = np.zeros(0, np.uint64)
         self._touched_steps = np.zeros(0, np.int64)
         self._row_steps = np.zeros(0, np.uint32)
+        self._saturated_before = 0
 
     @property
     def num_rows(self) -> int:
@@ -127,7 +128,7 @@ class RowStorage:
     @property
     def saturated_values(self) -> int:
         """Values that lay beyond the weights' dtype so far and were saturated."""
-        return self._records.saturated_values
+        return self._saturated_before + self._records.saturated_values
 
     @property
     def index_bytes(self) -> int:
@@ -258,6 +259,26 @@ class RowStorage:
     def delete(self, row_ids: Int64s) -> int:
         """Deletes rows; returns how many existed. One that comes back starts anew."""
         return self._index.remove(row_ids, np.empty(row_ids.size, np.int64))
+
+    # -- rows of a base
+
+    def restore(self, row_ids: Int64s, components: Mapping[str, Float32s], counters: RowCounters) -> None:
+        """Puts distinct rows and their counters back as they were read.
+
+        Raises:
+            OutOfMemory: the device has no room.
+        """
+        self.reserve(row_ids.size)
+        self.write(row_ids, components, change_number=0)
+        slots = self.lookup(row_ids)
+        self._change_numbers[slots] = counters.change_number
+        self._touched_steps[slots] = counters.touched_step
+        if self._counts_row_steps:
+            self._row_steps[slots] = counters.row_step
+
+    def restore_saturated(self, saturated_values: int) -> None:
+        """Puts the count of saturated values back; putting rows back saturates none, but making them may."""
+        self._saturated_before = saturated_values - self._records.saturated_values
 
     # -- reads
 

@@ -6,6 +6,7 @@ gaps between the ticks of its own renewal loop say so, by a clock that runs whil
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -20,7 +21,9 @@ def boot_seconds() -> float:
 
 
 class Tenure:
-    """A shard's right to serve, from one confirmation to the next. Thread-safe: fields are replaced whole.
+    """A shard's right to serve, from one confirmation to the next. Any thread may use it.
+
+    Nothing is noticed before the first tick: a process without a name has none to oversleep.
 
     Args:
         lease_s: how long a name outlives its last renewal.
@@ -30,35 +33,66 @@ class Tenure:
     def __init__(self, lease_s: float, now: Callable[[], float] = boot_seconds) -> None:
         self._longest_gap_s = lease_s / 2
         self._now = now
-        self._last_tick = now()
+        self._lock = threading.Lock()
+        self._last_tick: float | None = None
         self._suspended = False
+        self._woke_at = 0.0
+        self._fenced = False
 
     @property
     def suspended(self) -> bool:
         """True: it overslept, and nobody has confirmed it since."""
-        self._notice_gap()
-        return self._suspended
+        with self._lock:
+            self._notice_gap()
+            return self._suspended
 
-    def tick(self) -> None:
-        """One round of the renewal loop begins; whether Redis answers does not matter."""
-        self._notice_gap()
-        self._last_tick = self._now()
+    @property
+    def fenced(self) -> bool:
+        """True: another process is this shard now, for good."""
+        return self._fenced
 
-    def confirm(self) -> None:
-        """Redis says that the name is this process's, at or after the last tick."""
-        self._suspended = False
+    def tick(self) -> float:
+        """One round of the renewal loop begins; whether Redis answers does not matter.
+
+        Returns:
+            The time, for `confirm`.
+        """
+        with self._lock:
+            self._notice_gap()
+            self._last_tick = self._now()
+            return self._last_tick
+
+    def confirm(self, asked_at: float | None = None) -> None:
+        """Redis says that the name is this process's.
+
+        Args:
+            asked_at: what `tick` returned before Redis was asked; an answer to a question from before a pause says nothing
+                about what happened in it. None: just now.
+        """
+        with self._lock:
+            self._notice_gap()
+            if asked_at is None or asked_at >= self._woke_at:
+                self._suspended = False
+
+    def fence(self) -> None:
+        """Another process has the name: this one never acts again."""
+        self._fenced = True
 
     def check(self) -> None:
-        """Refuses to act while suspended.
+        """Refuses to act while suspended or once fenced.
 
         Raises:
-            ShardNotReady: it overslept; retryable, because Redis may confirm it.
+            ShardNotReady: it overslept (Redis may confirm it), or was replaced (the registry names the other): retryable.
         """
+        if self._fenced:
+            raise ShardNotReady("another process has taken this shard's place; find it through Redis and try again")
         if self.suspended:
             raise ShardNotReady(
                 "the shard was paused beyond half of its lease and waits until Redis confirms that it still owns its name"
             )
 
     def _notice_gap(self) -> None:
-        if self._now() - self._last_tick > self._longest_gap_s:
+        now = self._now()
+        if self._last_tick is not None and now - self._last_tick > self._longest_gap_s:
             self._suspended = True
+            self._woke_at = self._last_tick = now

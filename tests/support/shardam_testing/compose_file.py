@@ -74,6 +74,11 @@ def strings(value: object) -> list[str]:
     return [str(entry) for entry in value or []]
 
 
+def read_volumes(path: Path) -> set[str]:
+    """Returns the named volumes that a file declares."""
+    return set(mapping(mapping(yaml.safe_load(path.read_text(encoding="utf-8"))).get("volumes")))
+
+
 def read_services(paths: Sequence[Path], variables: Mapping[str, str]) -> dict[str, dict[str, object]]:
     """Returns the services of a file and its overlays, as YAML has them.
 
@@ -102,6 +107,7 @@ class Service:
         ports: container ports that it listens on.
         stop_signal, stop_grace_s: how it is stopped, and after how many seconds it is killed.
         image: the image, if this repository builds it.
+        volumes: named volume -> where it is mounted.
     """
 
     name: str
@@ -113,6 +119,14 @@ class Service:
     stop_signal: str
     stop_grace_s: float
     image: Image | None
+    volumes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def _read_volumes(value: object) -> dict[str, str]:
+    """Reads NAME:PATH; a folder of the host or an option would need more than a name."""
+    pairs = [entry.partition(":")[::2] for entry in strings(value)]
+    assert all(path.startswith("/") and ":" not in path for _, path in pairs), f"{pairs}: not NAME:PATH"
+    return dict(pairs)
 
 
 def _read_health(value: object) -> Health | None:
@@ -150,6 +164,7 @@ def read_service(name: str, value: Mapping[str, object], folder: Path) -> Servic
         stop_signal=known.stop_signal,
         stop_grace_s=parse_duration(str(value["stop_grace_period"])),
         image=image,
+        volumes=_read_volumes(value.get("volumes")),
     )
 
 

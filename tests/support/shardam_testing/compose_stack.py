@@ -1,8 +1,9 @@
 """A compose file's services as processes of this machine, where there is no container engine.
 
 What is real: program, arguments and environment of each service as image and file give them, the order and conditions of
-depends_on, the health checks, the stop signal and its grace. What is replaced stands in LocalNetwork and _PROGRAMS, nowhere
-else. What a container adds (file system, user, memory limits, being process 1) is not there.
+depends_on, the health checks, the stop signal and its grace, and that a volume outlives its container. What is replaced stands
+in LocalNetwork, _PROGRAMS and ComposeStack.volume, nowhere else. What a container adds (file system, user, memory limits, being
+process 1) is not there.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class ComposeStack:
 
     Args:
         services: what the file says.
-        folder: for logs.
+        folder: for logs and volumes.
         environment: added to that of every service.
     """
 
@@ -101,6 +102,9 @@ class ComposeStack:
         # gloo looks for the address of the host's name, which is another than that of the services here.
         self._extra = {"GLOO_SOCKET_IFNAME": "lo", **(environment or {})}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        for service in services.values():
+            for volume in service.volumes:
+                self.volume(volume).mkdir(0o700, parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -185,6 +189,15 @@ class ComposeStack:
 
         wait_for(f"{name} to be healthy", healthy, HANG_S)
 
+    def kill(self, name: str) -> None:
+        """Kills a service as `docker compose kill` does, and waits until it has ended."""
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def volume(self, name: str) -> Path:
+        """Returns the folder that stands for a named volume."""
+        return self._folder / "volumes" / name
+
     def stop(self, name: str) -> int:
         """Stops a service as an engine would: its signal, its grace, then SIGKILL; returns the exit status."""
         service, process = self.services[name], self._processes[name]
@@ -207,5 +220,7 @@ class ComposeStack:
         return [*_PROGRAMS[program], *(self.network.rewrite(name, word) for word in arguments)]
 
     def _environment(self, name: str) -> dict[str, str]:
-        own = {key: self.network.rewrite_value(name, value) for key, value in self.services[name].environment.items()}
+        service = self.services[name]
+        mounted = {path: str(self.volume(volume)) for volume, path in service.volumes.items()}
+        own = {key: mounted.get(value) or self.network.rewrite_value(name, value) for key, value in service.environment.items()}
         return clean_environment(**own, **self._extra)

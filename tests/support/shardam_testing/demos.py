@@ -28,13 +28,14 @@ class RunningDemo:
         self.known: dict[int, psutil.Process] = {}
         self.temp = folder / "temp"
         self.temp.mkdir()
+        self.state_home = folder / "state"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "shardam_server", "demo", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=clean_environment(TMPDIR=str(self.temp)),
+                env=clean_environment(TMPDIR=str(self.temp), XDG_STATE_HOME=str(self.state_home)),
             )
 
     def note_descendants(self) -> list[psutil.Process]:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 
 import grpc
 import numpy as np
 import numpy.typing as npt
+import redis
 
-from shardam_proto.errors import DETAILS_KEY, ShardamError, ShardNotReady, UnknownTable, pack_status
+from shardam_proto.channels import TOKEN_KEY
+from shardam_proto.errors import DETAILS_KEY, BadToken, ShardamError, ShardLost, ShardNotReady, UnknownTable, pack_status
 from shardam_proto.limits import SERVER_OPTIONS
-from shardam_proto.registry import ClusterEntry, ClusterView, ShardEntry
+from shardam_proto.registry import ClusterEntry, ClusterView, Keys, ShardEntry, route_map_to_json
 from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2, row_pb2, row_pb2_grpc, shard_pb2, shard_pb2_grpc, table_pb2, table_pb2_grpc
 
 INITIAL_WEIGHT = 0.5
 """Weight of a row that does not exist."""
+
+
+_MAX_CALLS = 64
+"""Calls that a shard handles at once: more than the admin API makes, so that a test may hold up all of them."""
 
 
 @dataclasses.dataclass
@@ -35,15 +41,24 @@ class FakeRow:
 
 @dataclasses.dataclass
 class FakeShard:
-    """One shard: its tables, its rows, and what a test may break."""
+    """One shard: its tables, its rows, and what a test may break.
+
+    Attributes:
+        status: fields of its GetStatusResponse beside header and state.
+        token: what its callers must send; None: nothing.
+        before_answer: runs before it answers about rows and tables.
+    """
 
     index: int
     tables: dict[str, common_pb2.TableInfo] = dataclasses.field(default_factory=dict)
     rows: dict[tuple[int, int], FakeRow] = dataclasses.field(default_factory=dict)
     state: shard_pb2.ServingState.ValueType = shard_pb2.SERVING_STATE_SERVING
+    status: shard_pb2.GetStatusResponse = dataclasses.field(default_factory=shard_pb2.GetStatusResponse)
+    token: str | None = None
     metrics_text: str = ""
     fail_with: ShardamError | None = None
     crash: bool = False
+    before_answer: Callable[[], None] = lambda: None
     seen_request_ids: list[int] = dataclasses.field(default_factory=list)
     seen_metadata: list[dict[str, str | bytes]] = dataclasses.field(default_factory=list)
     peers: list[FakeShard] = dataclasses.field(default_factory=list)
@@ -53,14 +68,22 @@ class FakeShard:
         return common_pb2.ResponseHeader(shard=self.index, incarnation=1, lineage=2, timeline=1, epoch=1, change_number=9)
 
     def check(self, context: grpc.ServicerContext) -> None:
+        self.check_token(context)
         self.seen_metadata.append(dict(context.invocation_metadata()))
+        self.before_answer()
         if self.crash:
             raise RuntimeError("a fault of the test")
         error = self.fail_with
+        if error is None and self.state == shard_pb2.SERVING_STATE_LOST:
+            error = ShardLost(f"shard {self.index} is LOST: `shardam forget-shard --index {self.index}`")
         if error is None and self.state != shard_pb2.SERVING_STATE_SERVING:
             error = ShardNotReady(f"shard {self.index} does not serve")
         if error is not None:
             refuse(context, error)
+
+    def check_token(self, context: grpc.ServicerContext) -> None:
+        if self.token is not None and dict(context.invocation_metadata()).get(TOKEN_KEY) != f"Bearer {self.token}":
+            refuse(context, BadToken("this cluster needs a token: set SHARDAM_TOKEN"))
 
     def table_of(self, table_id: int) -> common_pb2.TableInfo:
         return next(info for info in self.tables.values() if info.table_id == table_id)
@@ -159,12 +182,24 @@ class _Shard(shard_pb2_grpc.ShardServiceServicer):
         self.shard = shard
 
     def GetStatus(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        return shard_pb2.GetStatusResponse(header=self.shard.answer_header(request.header), state=self.shard.state)
+        self.shard.check_token(context)
+        status = shard_pb2.GetStatusResponse(header=self.shard.answer_header(request.header), state=self.shard.state)
+        status.MergeFrom(self.shard.status)
+        return status
 
     def GetMetrics(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         return shard_pb2.GetMetricsResponse(header=self.shard.answer_header(request.header), text=self.shard.metrics_text)
 
     def InstallTables(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+
+    def EndClient(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+
+    def SettleClient(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+
+    def ForgetState(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
 
 
@@ -201,6 +236,15 @@ class FakeCluster:
             row = FakeRow(values, values, values * values, change_number)
         shard.rows[shard.tables[table].table_id, row_id] = row
 
+    def register(self, connection: redis.Redis, name: str = "test") -> None:
+        """Writes the view into Redis, without leases: as a cluster of this name other processes find the shards."""
+        assert self.view.entry is not None
+        keys = Keys(name)
+        connection.set(keys.cluster_entry, self.view.entry.to_json())
+        connection.set(keys.route_map, route_map_to_json(self.route_map))
+        for index, entry in self.registered.items():
+            connection.set(keys.shard(index), entry.to_json())
+
     def move(self, index: int) -> None:
         """Stops a shard's server and starts it on another port; the view is not told (see `registered`)."""
         self.servers[index].stop(None).wait()
@@ -218,7 +262,7 @@ def _entry(index: int, port: int, incarnation: int = 1) -> ShardEntry:
 
 
 def _serve(shard: FakeShard) -> tuple[grpc.Server, int]:
-    server = grpc.server(futures.ThreadPoolExecutor(4), options=SERVER_OPTIONS)
+    server = grpc.server(futures.ThreadPoolExecutor(_MAX_CALLS), options=SERVER_OPTIONS)
     row_pb2_grpc.add_RowServiceServicer_to_server(_Rows(shard), server)
     table_pb2_grpc.add_TableServiceServicer_to_server(_Tables(shard), server)
     shard_pb2_grpc.add_ShardServiceServicer_to_server(_Shard(shard), server)

@@ -53,8 +53,8 @@ class RawClient:
         self.table = table_pb2_grpc.TableServiceStub(self.channel)
         self.shard = shard_pb2_grpc.ShardServiceStub(self.channel)
 
-    def header(self, number: int = 0, **changes: bytes | int | str) -> common_pb2.RequestHeader:
-        fields: dict[str, bytes | int | str | float] = {
+    def header(self, number: int = 0, **changes: bytes | float | str) -> common_pb2.RequestHeader:
+        fields: dict[str, bytes | float | str] = {
             "protocol_version": PROTOCOL_VERSION,
             "cluster_id": self.cluster_id,
             "epoch": self.epoch,
@@ -70,11 +70,26 @@ class RawClient:
     def call(self, method: UnaryCall[Request, Response], request: Request) -> Response:
         return call(method, request, timeout_s=10.0, token=self.token, peer="shard")
 
-    def open(self, **changes: bytes | int | str) -> embedding_pb2.OpenResponse:
+    def open(self, *, heartbeats: bool = False, **changes: bytes | float | str) -> embedding_pb2.OpenResponse:
         request = embedding_pb2.OpenRequest(
-            header=self.header(0, **changes), min_protocol_version=PROTOCOL_VERSION, max_protocol_version=PROTOCOL_VERSION
+            header=self.header(0, **changes),
+            min_protocol_version=PROTOCOL_VERSION,
+            max_protocol_version=PROTOCOL_VERSION,
+            heartbeats=heartbeats,
         )
         response: embedding_pb2.OpenResponse = self.call(self.embedding.Open, request)
+        return response
+
+    def heartbeat(self) -> embedding_pb2.HeartbeatResponse:
+        response: embedding_pb2.HeartbeatResponse = self.call(
+            self.embedding.Heartbeat, embedding_pb2.HeartbeatRequest(header=self.header())
+        )
+        return response
+
+    def leave(self) -> embedding_pb2.LeaveResponse:
+        response: embedding_pb2.LeaveResponse = self.call(
+            self.embedding.Leave, embedding_pb2.LeaveRequest(header=self.header())
+        )
         return response
 
     def create(self, *specs: TableSpec) -> list[common_pb2.TableInfo]:
@@ -87,7 +102,7 @@ class RawClient:
         table: common_pb2.TableInfo,
         row_ids: Sequence[int],
         gradients: npt.ArrayLike,
-        **changes: bytes | int | str,
+        **changes: bytes | float | str,
     ) -> embedding_pb2.PushRequest:
         section = common_pb2.Section(table_id=table.table_id, num_rows=len(row_ids), dtype=common_pb2.DTYPE_FLOAT32)
         return embedding_pb2.PushRequest(
@@ -104,7 +119,7 @@ class RawClient:
         table: common_pb2.TableInfo,
         row_ids: Sequence[int],
         gradients: npt.ArrayLike,
-        **changes: bytes | int | str,
+        **changes: bytes | float | str,
     ) -> embedding_pb2.PushResponse:
         request = self.push_request(number, table, row_ids, gradients, **changes)
         response: embedding_pb2.PushResponse = self.call(self.embedding.Push, request)
@@ -133,6 +148,10 @@ class RawClient:
             self.shard.GetStatus, shard_pb2.GetStatusRequest(header=self.header(client_id=b""))
         )
         return response
+
+    def metrics(self) -> str:
+        request = shard_pb2.GetMetricsRequest(header=self.header(client_id=b""))
+        return self.call(self.shard.GetMetrics, request).text
 
     def info(self, name: str) -> common_pb2.TableInfo:
         request = table_pb2.ListTablesRequest(header=self.header(), names=[name])

@@ -13,35 +13,76 @@ import grpc
 import numpy as np
 
 from shardam._backoff import Deadline
+from shardam._endings import is_refusal
 from shardam._session import Session, SessionOptions
 from shardam._values import TableInfo
-from shardam_proto.errors import DETAILS_KEY, ShardamError, StaleState, pack_status
+from shardam_proto.errors import (
+    DETAILS_KEY,
+    ClientClosed,
+    SequenceError,
+    ShardamError,
+    StaleState,
+    pack_status,
+)
 from shardam_proto.limits import PROTOCOL_VERSION, SERVER_OPTIONS
 from shardam_proto.registry import ClusterEntry, ClusterView, Keys, ShardEntry, connect_redis
 from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc, row_pb2, row_pb2_grpc
+from shardam_testing.scripted_streams import HOLD, LOSE_ANSWER, SWALLOW, BrokenConnection, Fault, ScriptedStream
+
+__all__ = [
+    "CLUSTER_ID",
+    "FAIL_BEFORE",
+    "HOLD",
+    "INFO",
+    "LOSE_ANSWER",
+    "SWALLOW",
+    "WINDOW",
+    "Ending",
+    "Fault",
+    "ScriptedShard",
+    "scripted_cluster",
+    "scripted_session",
+    "view_of",
+]
 
 CLUSTER_ID = "scripted"
-
-LOSE_ANSWER = "lose answer"
-"""The shard does what it is asked, and the caller sees the connection fail."""
 
 FAIL_BEFORE = "fail before"
 """The caller sees the connection fail; the shard has done nothing."""
 
+WINDOW = 64
+"""Numbers whose outcome a shard keeps."""
+
+MAX_GATE_S = 60.0
+"""A gate that a failed test leaves shut opens by itself."""
+
 INFO = TableInfo(TableSpec("t", 2), table_id=77, table_seed=1)
 
-Fault = ShardamError | str
+Ending = tuple[int, str, list[int]]
+
+_RowChange = row_pb2.AssignRowsRequest | row_pb2.DeleteRowsRequest | row_pb2.ClearMomentsRequest
+_Change = embedding_pb2.PushRequest | embedding_pb2.CloseNumberRequest | _RowChange
+_Request = _Change | embedding_pb2.PullRequest
+_Context = grpc.ServicerContext
 
 
 @dataclasses.dataclass
 class ScriptedShard:
-    """One shard; `faults` are used up one per call of Push, a row change, CloseNumber or Pull.
+    """One shard; `faults_of[number]`, then `faults`, are used up one per Push, row change, CloseNumber or Pull.
 
     Attributes:
+        cuts: chunk indexes: at this chunk of the next push that has it the connection fails.
+        open_faults: errors of the next calls of Open.
+        stream_faults: errors of the next streams.
+        beat_faults: errors of the next calls of Heartbeat.
+        fired: faults and cuts that were used.
+        refused: reasons given on streams.
         seen: (method, number, row ids) of each such call.
         closed: (number, how it ended: "push", "assign", "delete", "clear", "skip" or "void", tables).
+        num_chunks: chunks that arrived.
+        rows_of: gradients of the last push under each number.
     """
 
     index: int
@@ -49,56 +90,177 @@ class ScriptedShard:
     lineage: int = 21
     timeline: int = 1
     last: int = 0
+    client_lease_s: float = 30.0
+    is_closed: bool = False
     faults: collections.deque[Fault] = dataclasses.field(default_factory=collections.deque)
+    faults_of: dict[int, collections.deque[Fault]] = dataclasses.field(default_factory=dict)
+    cuts: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
+    open_faults: collections.deque[ShardamError] = dataclasses.field(default_factory=collections.deque)
+    stream_faults: collections.deque[ShardamError] = dataclasses.field(default_factory=collections.deque)
+    beat_faults: collections.deque[ShardamError] = dataclasses.field(default_factory=collections.deque)
+    fired: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    refused: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     seen: list[tuple[str, int, list[int]]] = dataclasses.field(default_factory=list)
-    closed: list[tuple[int, str, list[int]]] = dataclasses.field(default_factory=list)
+    closed: list[Ending] = dataclasses.field(default_factory=list)
+    outcomes: dict[int, bytes] = dataclasses.field(default_factory=dict)
+    rows_of: dict[int, bytes] = dataclasses.field(default_factory=dict)
     opened: int = 0
+    wants_heartbeats: bool = False
+    beats: int = 0
+    num_chunks: int = 0
+    num_streams: int = 0
+    num_repeats: int = 0
     left: list[bytes] = dataclasses.field(default_factory=list)
     headers: list[common_pb2.RequestHeader] = dataclasses.field(default_factory=list)
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    address: str = ""
+    server: grpc.Server | None = None
+    handlers: futures.ThreadPoolExecutor | None = None
 
-    def header(self) -> common_pb2.ResponseHeader:
-        return common_pb2.ResponseHeader(
-            shard=self.index, incarnation=self.incarnation, lineage=self.lineage, timeline=self.timeline, last_number=self.last
-        )
+    # -- the process
 
-    def change(self, method: str, request: _Change, row_ids: bytes, ending: tuple[str, list[int]], context: _Context) -> bool:
-        """Runs a numbered call; returns whether it is a repeat, or aborts."""
-        with self.lock:
-            number = request.header.number
-            fault = self.enter(method, request.header, row_ids, context)
-            repeated = number == self.last
-            if number > self.last + 1:
-                abort(context, StaleState("gap", reason="SEQUENCE_GAP", metadata={"last": str(self.last)}))
-            if not repeated:
-                self.last = number
-                self.closed.append((number, *ending))
-            if fault == LOSE_ANSWER:
-                context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
-            return repeated
+    def start(self, port: int = 0) -> None:
+        """Serves on a port, 0: a free one."""
+        self.handlers = futures.ThreadPoolExecutor(16, thread_name_prefix=f"scripted-{self.index}")
+        server = grpc.server(self.handlers, options=SERVER_OPTIONS)
+        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(_Embedding(self), server)
+        row_pb2_grpc.add_RowServiceServicer_to_server(_Rows(self), server)
+        self.address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+        server.start()
+        self.server = server
 
-    def enter(self, method: str, header: common_pb2.RequestHeader, row_ids: bytes, context: _Context) -> Fault | None:
-        self.seen.append((method, header.number, np.frombuffer(row_ids, "<i8").tolist()))
-        self.headers.append(header)
-        if header.incarnation != self.incarnation:
-            abort(context, StaleState("another life", reason="NEW_INCARNATION"))
-        fault = self.faults.popleft() if self.faults else None
-        if isinstance(fault, ShardamError):
-            abort(context, fault)
-        if fault == FAIL_BEFORE:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "connection refused")
-        return fault
+    def stop(self) -> None:
+        """Stops serving; connections break."""
+        if self.server is not None:
+            self.server.stop(None).wait()
+            self.server = None
+        if self.handlers is not None:
+            self.handlers.shutdown()
+            self.handlers = None
 
     def restart(self, *, lineage: int | None = None) -> None:
         """Becomes another process life; with another lineage, one that knows nothing."""
         self.incarnation += 1
         if lineage is not None:
             self.lineage, self.last = lineage, 0
+            self.outcomes.clear()
 
+    def entry(self, *, ready: bool = True, lost: bool = False) -> ShardEntry:
+        address = self.address
+        return ShardEntry(self.index, address, address, self.incarnation, self.lineage, "cpu", 1, ready=ready, lost=lost)
 
-_RowChange = row_pb2.AssignRowsRequest | row_pb2.DeleteRowsRequest | row_pb2.ClearMomentsRequest
-_Change = embedding_pb2.PushRequest | embedding_pb2.CloseNumberRequest | _RowChange
-_Context = grpc.ServicerContext
+    # -- what it does
+
+    def header(self) -> common_pb2.ResponseHeader:
+        return common_pb2.ResponseHeader(
+            shard=self.index, incarnation=self.incarnation, lineage=self.lineage, timeline=self.timeline, last_number=self.last
+        )
+
+    def change(self, method: str, request: _Change, ending: tuple[str, list[int]], content: bytes) -> tuple[bool, Fault]:
+        """Runs a numbered call.
+
+        Returns:
+            Whether it is a repeat, and what is to become of its answer.
+        """
+        row_ids = b"" if isinstance(request, embedding_pb2.CloseNumberRequest) else request.row_ids
+        fault = self.enter(method, request.header, row_ids)
+        with self.lock:
+            number = request.header.number
+            if number > self.last + 1:
+                raise StaleState(f"{number} after {self.last}", reason="SEQUENCE_GAP", metadata={"last": str(self.last)})
+            if number <= self.last:
+                if number not in self.outcomes:
+                    raise SequenceError(f"{number} is too old", reason="SEQUENCE_EXPIRED")
+                if self.outcomes[number] != content:
+                    raise SequenceError(f"{number} had another content", reason="SEQUENCE_REUSED")
+                self.num_repeats += 1
+                return True, fault
+            self.last = number
+            self.outcomes[number] = content
+            self.outcomes.pop(number - WINDOW, None)
+            self.closed.append((number, *ending))
+            return False, fault
+
+    def enter(self, method: str, header: common_pb2.RequestHeader, row_ids: bytes) -> Fault:
+        """Notes a call and lets a fault happen that comes before it."""
+        with self.lock:
+            self.seen.append((method, header.number, np.frombuffer(row_ids, "<i8").tolist()))
+            self.headers.append(header)
+            if header.incarnation != self.incarnation:
+                raise StaleState("another life", reason="NEW_INCARNATION")
+            if self.is_closed:
+                raise ClientClosed("client has left or was dropped")
+            own = self.faults_of.get(header.number)
+            queue = own if own else self.faults
+            fault = queue.popleft() if queue else None
+            if isinstance(fault, ShardamError) and is_refusal(fault) and not self._may_refuse(method, header.number):
+                fault = None
+            if fault is not None:
+                self.fired[fault if isinstance(fault, str) else type(fault).__name__] += 1
+        if isinstance(fault, ShardamError):
+            raise fault
+        if isinstance(fault, threading.Event):
+            fault.wait(MAX_GATE_S)
+            return None
+        if fault == FAIL_BEFORE:
+            raise BrokenConnection
+        return fault
+
+    def _may_refuse(self, method: str, number: int) -> bool:
+        """Whether a shard may refuse a call for good: a repeat or a gap is told before a change is looked at."""
+        return method != "close" and number in (0, self.last + 1)
+
+    def answer(self, request: _Request) -> tuple[embedding_pb2.ExchangeResponse, Fault]:
+        """Does what a request says."""
+        answer = embedding_pb2.ExchangeResponse(request_id=request.header.request_id)
+        fault: Fault
+        match request:
+            case embedding_pb2.PullRequest():
+                fault = self.enter("pull", request.header, request.row_ids)
+                rows = np.repeat(np.frombuffer(request.row_ids, "<i8").astype("<f4"), INFO.spec.dim)
+                answer.pull.MergeFrom(embedding_pb2.PullResponse(sections=request.sections, rows=rows.tobytes()))
+                answer.pull.header.CopyFrom(self.header())
+            case embedding_pb2.PushRequest():
+                tables = [section.table_id for section in request.sections]
+                content = b"".join(part.SerializeToString() for part in (*request.options, *request.sections))
+                content += request.row_ids + request.rows
+                repeated, fault = self.change("push", request, ("push", tables), b"push" + content)
+                self.rows_of[request.header.number] = request.rows
+                steps = [common_pb2.TableStep(table_id=table, table_step=request.header.number) for table in tables]
+                answer.push.MergeFrom(embedding_pb2.PushResponse(steps=steps, repeated_number=repeated))
+                answer.push.header.CopyFrom(self.header())
+            case embedding_pb2.CloseNumberRequest():
+                kind = {embedding_pb2.CLOSE_KIND_SKIP: "skip", embedding_pb2.CLOSE_KIND_VOID: "void"}[request.kind]
+                ending = (kind, list(request.table_ids))
+                repeated, fault = self.change("close", request, ending, repr(ending).encode())
+                answer.close_number.repeated_number = repeated
+            case row_pb2.AssignRowsRequest():
+                repeated, fault = self.change("assign", request, ("assign", []), b"assign" + request.row_ids + request.weight)
+                answer.assign_rows.num_assigned = len(request.row_ids) // 8
+                answer.assign_rows.repeated_number = repeated
+            case row_pb2.DeleteRowsRequest():
+                repeated, fault = self.change("delete", request, ("delete", []), b"delete" + request.row_ids)
+                answer.delete_rows.num_deleted = 1
+                answer.delete_rows.repeated_number = repeated
+            case row_pb2.ClearMomentsRequest():
+                repeated, fault = self.change("clear", request, ("clear", []), b"clear" + request.row_ids)
+                answer.clear_moments.num_cleared = 1
+                answer.clear_moments.repeated_number = repeated
+        return answer, fault
+
+    def answer_unary(self, request: _Request, context: _Context) -> embedding_pb2.ExchangeResponse:
+        """Answers a unary call, or fails it as told."""
+        try:
+            answer, fault = self.answer(request)
+        except ShardamError as error:
+            abort(context, error)
+            raise
+        except BrokenConnection:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "connection refused")
+            raise
+        if fault == LOSE_ANSWER:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
+        return answer
 
 
 def abort(context: _Context, error: ShardamError) -> None:
@@ -112,25 +274,47 @@ class _Embedding(embedding_pb2_grpc.EmbeddingServiceServicer):
 
     def Open(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         self.shard.opened += 1
+        self.shard.wants_heartbeats = request.heartbeats
+        if self.shard.open_faults:
+            abort(context, self.shard.open_faults.popleft())
         return embedding_pb2.OpenResponse(
-            header=self.shard.header(), protocol_version=PROTOCOL_VERSION, cluster_id=CLUSTER_ID, num_shards=1
+            header=self.shard.header(),
+            protocol_version=PROTOCOL_VERSION,
+            cluster_id=CLUSTER_ID,
+            num_shards=1,
+            client_lease_s=self.shard.client_lease_s if request.heartbeats else 0.0,
         )
 
     def Pull(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        self.shard.enter("pull", request.header, request.row_ids, context)
-        rows = np.repeat(np.frombuffer(request.row_ids, "<i8").astype("<f4"), INFO.spec.dim)
-        return embedding_pb2.PullResponse(header=self.shard.header(), sections=request.sections, rows=rows.tobytes())
+        return self.shard.answer_unary(request, context).pull
 
     def Push(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        tables = [section.table_id for section in request.sections]
-        repeated = self.shard.change("push", request, request.row_ids, ("push", tables), context)
-        steps = [common_pb2.TableStep(table_id=table, table_step=request.header.number) for table in tables]
-        return embedding_pb2.PushResponse(header=self.shard.header(), steps=steps, repeated_number=repeated)
+        return self.shard.answer_unary(request, context).push
 
     def CloseNumber(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        kind = {embedding_pb2.CLOSE_KIND_SKIP: "skip", embedding_pb2.CLOSE_KIND_VOID: "void"}[request.kind]
-        repeated = self.shard.change("close", request, b"", (kind, list(request.table_ids)), context)
-        return embedding_pb2.CloseNumberResponse(header=self.shard.header(), repeated_number=repeated)
+        return self.shard.answer_unary(request, context).close_number
+
+    def Exchange(self, request_iterator, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        self.shard.num_streams += 1
+        if self.shard.stream_faults:
+            abort(context, self.shard.stream_faults.popleft())
+        stream = ScriptedStream(self.shard)
+        for message in request_iterator:
+            try:
+                answers = stream.take(message)
+            except BrokenConnection:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the connection is cut")
+            yield from answers
+
+    def Heartbeat(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        if self.shard.beat_faults:
+            abort(context, self.shard.beat_faults.popleft())
+        if request.header.incarnation != self.shard.incarnation:
+            abort(context, StaleState("another life", reason="NEW_INCARNATION"))
+        if self.shard.is_closed:
+            abort(context, ClientClosed("client has left or was dropped"))
+        self.shard.beats += 1
+        return embedding_pb2.HeartbeatResponse(header=self.shard.header())
 
     def Leave(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         self.shard.left.append(request.header.client_id)
@@ -148,44 +332,43 @@ class _Rows(row_pb2_grpc.RowServiceServicer):
         raise NotImplementedError
 
     def AssignRows(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        repeated = self.shard.change("assign", request, request.row_ids, ("assign", []), context)
-        num_assigned = len(request.row_ids) // 8
-        return row_pb2.AssignRowsResponse(header=self.shard.header(), num_assigned=num_assigned, repeated_number=repeated)
+        return self.shard.answer_unary(request, context).assign_rows
 
     def DeleteRows(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        repeated = self.shard.change("delete", request, request.row_ids, ("delete", []), context)
-        return row_pb2.DeleteRowsResponse(header=self.shard.header(), num_deleted=1, repeated_number=repeated)
+        return self.shard.answer_unary(request, context).delete_rows
 
     def ClearMoments(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        repeated = self.shard.change("clear", request, request.row_ids, ("clear", []), context)
-        return row_pb2.ClearMomentsResponse(header=self.shard.header(), num_cleared=1, repeated_number=repeated)
+        return self.shard.answer_unary(request, context).clear_moments
+
+
+def view_of(shards: list[ScriptedShard]) -> ClusterView:
+    """Returns what Redis would say of the shards now."""
+    entries = {shard.index: shard.entry() for shard in shards}
+    return ClusterView(ClusterEntry(CLUSTER_ID, len(shards), seed=0), RouteMap(epoch=1, num_shards=len(shards)), entries)
 
 
 @contextlib.contextmanager
 def scripted_cluster(count: int) -> Iterator[tuple[ClusterView, list[ScriptedShard]]]:
     """Starts scripted shards and yields the view of them that Redis would give."""
     shards = [ScriptedShard(index) for index in range(count)]
-    servers, entries = [], {}
-    for shard in shards:
-        server = grpc.server(futures.ThreadPoolExecutor(4), options=SERVER_OPTIONS)
-        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(_Embedding(shard), server)
-        row_pb2_grpc.add_RowServiceServicer_to_server(_Rows(shard), server)
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        server.start()
-        servers.append(server)
-        entries[shard.index] = ShardEntry(shard.index, address, address, 11, 21, "cpu", 1, ready=True)
     try:
-        yield ClusterView(ClusterEntry(CLUSTER_ID, count, seed=0), RouteMap(epoch=1, num_shards=count), entries), shards
+        for shard in shards:
+            shard.start()
+        yield view_of(shards), shards
     finally:
-        for server in servers:
-            server.stop(None).wait()
+        for shard in shards:
+            shard.stop()
 
 
 @contextlib.contextmanager
-def scripted_session(count: int, shard_timeout_s: float = 20.0) -> Iterator[tuple[Session, list[ScriptedShard]]]:
+def scripted_session(
+    count: int, shard_timeout_s: float = 20.0, client_lease_s: float = 30.0
+) -> Iterator[tuple[Session, list[ScriptedShard]]]:
     """Starts scripted shards and opens a client on them. There is no Redis behind it: addresses stay as they are."""
     nowhere = "redis://127.0.0.1:1/0"
     with scripted_cluster(count) as (view, shards):
+        for shard in shards:
+            shard.client_lease_s = client_lease_s
         session = Session(SessionOptions(nowhere, "scripted", None, shard_timeout_s), connect_redis(nowhere), Keys("scripted"))
         session.start(view, Deadline(shard_timeout_s))
         try:

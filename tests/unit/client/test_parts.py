@@ -49,10 +49,10 @@ def test_a_push_names_every_table_on_every_shard_and_each_set_of_options_once() 
         assert [(options.lr, options.grad_scale) for options in part.options] == [(0.1, 1.0), (0.01, 1.0), (0.1, 8.0)]
         assert part.sections[1].num_rows == 0
         sizes = [section.num_rows for section in part.sections]
-        assert len(part.row_ids) == 8 * sum(sizes)
-        assert len(part.rows) == 8 * sum(sizes)
-        first = np.frombuffer(part.row_ids, "<i8")[: sizes[0]]
-        np.testing.assert_array_equal(np.frombuffer(part.rows, "<f4").reshape(-1, 2)[: sizes[0]], rows[first])
+        assert part.row_ids.num_bytes == part.rows.num_bytes == 8 * sum(sizes)
+        first = np.frombuffer(part.row_ids.read(0, 8 * sizes[0]), "<i8")
+        gradients = np.frombuffer(part.rows.read(0, 8 * sizes[0]), "<f4").reshape(-1, 2)
+        np.testing.assert_array_equal(gradients, rows[first])
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])

@@ -12,12 +12,20 @@ from shardam_server.demo_run import DemoOptions
 
 
 def test_bare_demo_has_the_documented_defaults() -> None:
-    assert parse_options([]) == DemoOptions(data=None, workers=2, shards=2, epochs=5, seed=0, keep=False, as_json=False)
+    assert parse_options([]) == DemoOptions(
+        data=None, workers=2, shards=2, epochs=5, seed=0, data_dir=None, keep=False, as_json=False
+    )
 
 
 def test_every_flag_is_taken() -> None:
-    given = ["--data", "synthetic", "--workers", "3", "--shards", "1", "--epochs", "2", "--seed", "9", "--keep", "--json"]
-    assert parse_options(given) == DemoOptions("synthetic", 3, 1, 2, 9, True, True)
+    given = ["--data", "synthetic", "--workers", "3", "--shards", "1", "--epochs", "2", "--seed", "9"]
+    given += ["--data-dir", "/somewhere", "--keep", "--json"]
+    assert parse_options(given) == DemoOptions("synthetic", 3, 1, 2, 9, Path("/somewhere"), True, True)
+
+
+def test_a_folder_is_taken_from_where_the_user_is_and_none_is_memory_only() -> None:
+    assert parse_options(["--data-dir", "here"]).data_dir == Path.cwd() / "here"
+    assert parse_options(["--data-dir", "none"]).data_dir is None
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,7 @@ def test_every_flag_is_taken() -> None:
         (["--epochs", "-1"], "--epochs: must be a whole number from 1 to 1000, got '-1'"),
         (["--seed", str(2**63)], "--seed: must be a whole number"),
         (["--seed", "²"], "--seed: must be a whole number"),
+        (["--data-dir", ""], "--data-dir: must be a folder, or none"),
         (["--worker", "2"], "unrecognized arguments: --worker 2"),
     ],
 )
@@ -46,7 +55,19 @@ def test_help_names_every_flag_and_the_file_format_and_loads_no_torch() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, run.stderr
-    for word in ("--data", "--workers", "--shards", "--epochs", "--seed", "--keep", "--json", "label", "cat_*", "dense_*"):
+    for word in (
+        "--data",
+        "--workers",
+        "--shards",
+        "--epochs",
+        "--seed",
+        "--data-dir",
+        "--keep",
+        "--json",
+        "label",
+        "cat_*",
+        "dense_*",
+    ):
         assert word in run.stdout
 
 

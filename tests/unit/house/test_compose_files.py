@@ -18,6 +18,7 @@ from shardam_testing.compose_file import (
     mapping,
     read_service,
     read_services,
+    read_volumes,
     start_order,
     strings,
     variables_of,
@@ -131,6 +132,17 @@ def test_each_shard_is_a_service_of_its_own_with_its_index_and_name_written_out(
         assert flags["--index"] == str(index)
         assert flags["--advertise"] == f"{service.name}:{flags['--port']}"
         assert service.environment["SHARDAM_SHARDS"] == str(len(shards))
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_each_shard_keeps_its_rows_in_a_declared_volume_of_its_own_and_nobody_else_has_one(stack: str) -> None:
+    mounts = {name: service.volumes for name, service in services(stack).items() if service.volumes}
+    assert sorted(mounts) == ["shard-0", "shard-1"]
+    volumes = [volume for of_shard in mounts.values() for volume in of_shard]
+    assert len(set(volumes)) == len(volumes) == 2
+    assert set(volumes) == read_volumes(BASE)
+    for name, of_shard in mounts.items():
+        assert list(of_shard.values()) == [services(stack)[name].environment["SHARDAM_DATA_DIR"]]
 
 
 def test_redis_evicts_nothing_and_writes_nothing() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from shardam_server.settings import AdminSettings, ShardSettings, StatusSettings, UpSettings
+from shardam_server.settings import AdminSettings, CommonSettings, ShardSettings, StateSettings, StatusSettings, UpSettings
 
 REDIS = "redis://127.0.0.1:6379/0"
 
@@ -92,7 +92,7 @@ def test_settings_are_frozen() -> None:
         ("seed", [0, 2**64 - 1], [-1, 2**64]),
         ("max_rows", [0, 2**63 - 1], [-1]),
         ("threads", [1, 256], [0, 257]),
-        ("lease_s", [0.5, 300], [0.4, 301, "nan"]),
+        ("lease_s", [0.1, 300], [0.09, 301, "nan"]),
         ("redis_timeout_s", [0.1], [0, -1, "inf"]),
         ("cluster", ["a.b-c_1", "A" * 128], ["", "a/b", "../x", "ü", "A" * 129]),
         ("advertise", ["host:7070", "[::1]:1"], ["host", ":7070", "host:0", "host:70000", "host:x"]),
@@ -137,3 +137,54 @@ def test_an_index_outside_the_shards_is_refused_with_both_flags() -> None:
 def test_up_refuses_flags_that_contradict_each_other(values: dict[str, object], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         UpSettings.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("state_home", "folder"), [("/var/state", "/var/state/shardam"), ("", None), ("not/absolute", None)], ids=str
+)
+def test_up_keeps_rows_in_the_users_state_folder_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state_home: str, folder: str | None
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", state_home)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    expected = tmp_path / ".local" / "state" / "shardam" if folder is None else Path(folder)
+    settings = UpSettings.model_validate({})
+    assert (settings.data_dir, settings.journal_mode) == (expected, "write")
+    assert make_shard().data_dir is None, "a shard by itself keeps nothing unless it is told where"
+
+
+@pytest.mark.parametrize("source", ["flag", "environment"])
+@pytest.mark.parametrize("text", ["none", "None"])
+def test_none_is_memory_only_without_a_journal(monkeypatch: pytest.MonkeyPatch, source: str, text: str) -> None:
+    if source == "environment":
+        monkeypatch.setenv("SHARDAM_DATA_DIR", text)
+    settings = UpSettings.model_validate({"data_dir": text} if source == "flag" else {})
+    assert (settings.data_dir, settings.journal_mode) == (None, "off")
+
+
+def test_the_folder_of_up_is_absolute_and_the_home_folder_may_be_spelled_short(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.chdir(tmp_path)
+    assert UpSettings.model_validate({"data_dir": "rows/../state"}).data_dir == tmp_path / "state"
+    assert UpSettings.model_validate({"data_dir": "~/state"}).data_dir == Path("/home/someone/state")
+    with pytest.raises(ValidationError, match="no home folder; name a folder with --data-dir PATH"):
+        UpSettings.model_validate({"data_dir": "~nobody-of-this-name/state"})
+
+
+def test_an_empty_folder_name_is_refused() -> None:
+    with pytest.raises(ValidationError, match="must be a folder, or none for memory only"):
+        UpSettings.model_validate({"data_dir": ""})
+
+
+@pytest.mark.parametrize("journal", ["write", "fsync"])
+def test_a_journal_without_a_folder_is_refused_with_the_flag(journal: str) -> None:
+    with pytest.raises(ValidationError, match=f"--journal {journal} needs --data-dir"):
+        UpSettings.model_validate({"data_dir": "none", "journal": journal})
+
+
+def test_up_takes_every_setting_of_a_shards_state() -> None:
+    of_state = set(StateSettings.model_fields) - set(CommonSettings.model_fields)
+    assert of_state <= set(UpSettings.model_fields)
+    assert of_state <= set(ShardSettings.model_fields)

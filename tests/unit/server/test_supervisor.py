@@ -16,11 +16,12 @@ from shardam_testing.process_table import is_running
 
 from shardam_server.children import Child, ChildSpec, Console
 from shardam_server.command_errors import CommandError
-from shardam_server.supervisor import GaveUp, Kept, RestartPolicy, Supervisor
+from shardam_server.supervisor import GaveUp, Kept, RestartPolicy, StartRefused, Supervisor
 
 T = TypeVar("T")
 HANG_S = 60.0
 QUICK = RestartPolicy(delay_s=0.01, max_delay_s=0.05, limit=5)
+FINAL = RestartPolicy(delay_s=0.01, max_delay_s=0.05, limit=5, final_status=2)
 
 SERVER = """
 import os, pathlib, signal, sys, time
@@ -37,6 +38,10 @@ while True:
 """Serves until SIGTERM; a file of its name and process id says that it is ready."""
 
 STUBBORN = SERVER.replace("sys.exit(0)", "pass")
+REFUSING = "import sys; print('INFO starts'); print('shardam: no such folder,\\nname another'); sys.exit(2)"
+"""Ends as a command with a wrong setting does."""
+
+LEAVING = SERVER.replace("sys.exit(0)", "sys.exit(2)")
 FAILING = "import sys; print('line of', sys.argv[1]); sys.exit(3)"
 
 
@@ -52,14 +57,21 @@ class Family:
         self.output = io.StringIO()
         self.kept: list[Kept] = []
 
-    def add(self, name: str, program: str = SERVER, policy: RestartPolicy = QUICK, after: tuple[Kept, ...] = ()) -> Kept:
+    def add(
+        self,
+        name: str,
+        program: str = SERVER,
+        policy: RestartPolicy = QUICK,
+        after: tuple[Kept, ...] = (),
+        aftermath: str = "",
+    ) -> Kept:
         command = [sys.executable, "-S", "-c", program, name, str(self.folder)]
         child = Child(ChildSpec(name, lambda: command, os.environ), Console(self.output, "text"))
 
         async def ready(pid: int) -> None:
             await until(lambda: (self.folder / f"{name}-{pid}").exists())
 
-        self.kept.append(Kept(child, ready, policy, after=after))
+        self.kept.append(Kept(child, ready, policy, after=after, aftermath=aftermath))
         return self.kept[-1]
 
     def ended(self) -> list[str]:
@@ -145,6 +157,35 @@ def test_five_exits_in_a_row_before_ready_stop_everything_and_show_the_last_line
     assert "\n  line of bad" in str(caught.value)
     assert family.ended() == ["good"]
     assert family.alive() == []
+
+
+def test_a_child_that_cannot_run_with_its_settings_stops_everything_at_once_with_its_own_last_words(family: Family) -> None:
+    good = family.add("good")
+    refusing = family.add("shard 0", REFUSING, FINAL, after=(good,))
+    with pytest.raises(StartRefused) as caught:
+        supervise([[good], [refusing]], lambda supervisor: never())
+    assert refusing.starts == 1
+    assert str(caught.value) == "shard 0 cannot start: no such folder,\n  name another"
+    assert caught.value.exit_code == 2
+    assert family.ended() == ["good"]
+    assert family.alive() == []
+
+
+def test_the_same_exit_status_of_a_child_that_served_starts_it_again_and_the_log_says_what_becomes_of_its_rows(
+    family: Family, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = family.add("shard", LEAVING, FINAL, aftermath="it restarts from its data folder")
+
+    async def end_once(supervisor: Supervisor) -> None:
+        pid = kept.child.pid
+        assert pid is not None
+        os.kill(pid, 15)
+        await until(lambda: kept.child.pid != pid and kept.ready.is_set())
+        supervisor.request_stop("test")
+
+    supervise([[kept]], end_once)
+    assert kept.starts == 2
+    assert "shard exited with status 2; it restarts from its data folder; starting it again in 0.01 s" in caplog.messages
 
 
 def test_being_ready_resets_the_count_of_exits(family: Family) -> None:

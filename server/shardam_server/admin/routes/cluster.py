@@ -11,18 +11,17 @@ from shardam_server.admin.cluster import waiting_for
 from shardam_server.admin.context import Admin, RequestNumber
 from shardam_server.admin.encoding import JsonResponse
 from shardam_server.admin.problems import HttpOnlyError
-from shardam_server.admin.shard_states import ask_statuses, shard_to_json
+from shardam_server.admin.shard_states import ask_statuses, check_readiness, shard_to_json
 
 router = APIRouter(tags=["cluster"])
 
 
 @router.get("/v1/cluster", response_model=ClusterModel, summary="The cluster")
-def get_cluster(admin: Admin) -> JsonResponse:
-    """Shows the cluster as Redis knows it; `ready` is false while a shard is missing."""
-    reader = admin.calls.reader
-    view = reader.view()
-    missing = waiting_for(view, admin.cluster)
-    error = reader.redis_error
+def get_cluster(admin: Admin, request_number: RequestNumber) -> JsonResponse:
+    """Shows the cluster as Redis knows it; `ready` is what /readyz says: false while a shard does not serve."""
+    readiness = check_readiness(admin.calls, request_number)
+    view = readiness.view
+    error = admin.calls.reader.redis_error
     return JsonResponse(
         {
             "cluster": admin.cluster,
@@ -33,8 +32,9 @@ def get_cluster(admin: Admin) -> JsonResponse:
             "num_buckets": NUM_BUCKETS,
             "epoch": view.route_map.epoch if view.route_map else None,
             "routing_version": view.route_map.version if view.route_map else None,
-            "ready": not missing,
-            "waiting_for": missing,
+            "ready": not readiness.missing,
+            "waiting_for": readiness.missing,
+            "warnings": readiness.warnings,
             "redis": admin.redis,
             "redis_error": error.message if error else None,
         }

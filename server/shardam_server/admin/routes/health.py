@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
 from fastapi import APIRouter, Response
 
-from shardam_proto.errors import ShardamError, ShardNotReady
+from shardam_proto.errors import RedisUnreachable, ShardamError, ShardNotReady
 from shardam_proto.v1 import shard_pb2
 from shardam_server.admin.answer_models import HealthModel, ReadinessModel
-from shardam_server.admin.context import Admin, RequestNumber
-from shardam_server.admin.encoding import JsonResponse
+from shardam_server.admin.context import Admin, AdminContext, RequestNumber
+from shardam_server.admin.encoding import Json, JsonResponse
 from shardam_server.admin.metrics import METRICS_TYPE, merge_metrics
 from shardam_server.admin.problems import DetailedError
-from shardam_server.admin.shard_states import STATUS_TIMEOUT_S, readiness
+from shardam_server.admin.shard_states import STATUS_TIMEOUT_S, Readiness, check_readiness
+
+T = TypeVar("T")
 
 router = APIRouter(tags=["operation"])
 
@@ -23,20 +29,42 @@ async def get_health() -> JsonResponse:
 
 
 @router.get("/readyz", response_model=ReadinessModel, summary="Every shard serves")
-def get_readiness(admin: Admin, request_number: RequestNumber) -> JsonResponse:
-    """Answers 503 with what is missing until every shard serves."""
-    view, missing = readiness(admin.calls, request_number)
-    if missing or view is None or view.entry is None:
+async def get_readiness(admin: Admin, request_number: RequestNumber) -> JsonResponse:
+    """Answers 503 with what is missing until every shard takes pulls and changes; `warnings` is for a person to read.
+
+    A shard whose journal is DEGRADED serves, so it is ready, with a warning.
+    """
+    readiness, missing = await _beside_other_requests(_read_readiness, admin, request_number)
+    if missing or readiness is None or readiness.view.entry is None:
         error = ShardNotReady(f"not ready: {'; '.join(missing)}", metadata={"cluster": admin.cluster})
         raise DetailedError(error, {"waiting_for": missing})
-    return JsonResponse({"status": "ready", "cluster": admin.cluster, "num_shards": view.entry.num_shards})
+    num_shards = readiness.view.entry.num_shards
+    body: dict[str, Json] = {"status": "ready", "cluster": admin.cluster, "num_shards": num_shards}
+    return JsonResponse({**body, "warnings": readiness.warnings})
 
 
 @router.get("/metrics", summary="Metrics of the admin API and of all shards", response_class=Response)
-def get_metrics(admin: Admin, request_number: RequestNumber) -> Response:
+async def get_metrics(admin: Admin, request_number: RequestNumber) -> Response:
     """Shows Prometheus text; a shard that does not answer has shardam_shard_up 0 and no other series."""
-    body = merge_metrics(admin.metrics, admin.cluster, _scrape(admin, request_number))
+    body = await _beside_other_requests(_read_metrics, admin, request_number)
     return Response(body, headers={"Content-Type": METRICS_TYPE})
+
+
+async def _beside_other_requests(read: Callable[[AdminContext, int], T], admin: AdminContext, request_number: int) -> T:
+    """Runs a probe in threads that no other route uses, so that requests that wait for a slow shard do not hold it up."""
+    return await asyncio.to_thread(read, admin, request_number)
+
+
+def _read_readiness(admin: AdminContext, request_number: int) -> tuple[Readiness | None, list[str]]:
+    try:
+        readiness = check_readiness(admin.calls, request_number)
+    except RedisUnreachable as error:
+        return None, [error.message]
+    return readiness, readiness.missing
+
+
+def _read_metrics(admin: AdminContext, request_number: int) -> bytes:
+    return merge_metrics(admin.metrics, admin.cluster, _scrape(admin, request_number))
 
 
 def _scrape(admin: Admin, request_number: int) -> dict[int, str | None]:

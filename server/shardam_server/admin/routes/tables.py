@@ -6,17 +6,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from shardam_proto.v1 import table_pb2
 from shardam_server.admin.answer_models import TableModel, TablePageModel
 from shardam_server.admin.context import Admin, RequestNumber
 from shardam_server.admin.encoding import JsonResponse
 from shardam_server.admin.request_models import TableSpecModel
+from shardam_server.admin.routes.keys import KEYED_ANSWER, Key, replayed_header
 from shardam_server.admin.table_infos import find_table, list_tables
+from shardam_server.admin.table_writes import create_table
 
 router = APIRouter(tags=["tables"])
-
-HOME = 0
-"""Index of the home shard, which creates tables on all shards."""
 
 MAX_PAGE_SIZE = 1000
 """Tables of one page at most."""
@@ -34,14 +32,13 @@ def get_tables(
     return JsonResponse({"tables": [table.to_json() for table in tables], "next_after_name": next_after_name or None})
 
 
-@router.post("/v1/tables", response_model=TableModel, summary="Create a table")
-def create_table(spec: TableSpecModel, admin: Admin, request_number: RequestNumber) -> JsonResponse:
-    """Creates a table on all shards; one that exists with the same schema is answered as it is."""
+@router.post("/v1/tables", response_model=TableModel, responses=KEYED_ANSWER, summary="Create a table")
+def post_table(spec: TableSpecModel, admin: Admin, request_number: RequestNumber, key: Key) -> JsonResponse:
+    """Creates a table on all shards; one that exists with the same schema is answered as it is, with or without a key."""
     checked = spec.to_spec()
-    request = table_pb2.CreateTablesRequest(specs=[checked.to_proto()])
-    admin.calls.call(HOME, lambda stubs: stubs.tables.CreateTables, request, request_number)
-    table = find_table(admin.calls, checked.name, request_number)
-    return JsonResponse(table.to_json(), headers={"Location": f"/v1/tables/{checked.name}"})
+    created = create_table(admin.calls, checked, key, request_number)
+    headers = {"Location": f"/v1/tables/{checked.name}", **replayed_header(created.replayed)}
+    return JsonResponse(created.table.to_json(), headers=headers)
 
 
 @router.get("/v1/tables/{table}", response_model=TableModel, summary="One table")

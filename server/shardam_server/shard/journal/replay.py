@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardam_kernels.factors import Factors
-from shardam_proto.errors import JournalDamaged, ShardamError
+from shardam_proto.errors import JournalDamaged, OutOfMemory, ShardamError
 from shardam_proto.v1 import journal_pb2
 from shardam_server.shard.clients import Origin
 from shardam_server.shard.option_messages import decode_options
@@ -16,6 +16,9 @@ from shardam_server.shard.records import Int64s
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import MakeRecords, RowStepValues
 from shardam_server.shard.table import GradientSection, RecordedStep, RowWrite, table_from_info
+
+Change = Callable[[], object]
+"""Applies a record that has been checked."""
 
 
 class ArrayReader:
@@ -75,7 +78,7 @@ class Replay:
     def __init__(self, state: ShardState, make_records: MakeRecords) -> None:
         self._state = state
         self._make_records = make_records
-        self._ways: dict[str, Callable[[journal_pb2.JournalRecord, ArrayReader, Origin | None], None]] = {
+        self._ways: dict[str, Callable[[journal_pb2.JournalRecord, ArrayReader, Origin | None], Change]] = {
             "push": self._push,
             "close": self._close,
             "assign": self._assign,
@@ -92,27 +95,38 @@ class Replay:
         """Applies one record.
 
         Raises:
-            JournalDamaged: it does not follow from the state before it.
+            JournalDamaged: it does not follow from the state before it, which is as it was.
+            OutOfMemory: this machine has less room than the one that wrote it.
         """
         state, kind = self._state, record.WhichOneof("change")
         if record.change_number != state.change_number + 1:
             raise JournalDamaged(f"change {record.change_number} comes after change {state.change_number}")
         if kind is None:
             raise JournalDamaged(f"change {record.change_number} is of a kind that this version does not know")
-        arrays = ArrayReader(data)
+        origin, arrays = _origin(record), ArrayReader(data)
+        self._check_number(record, origin)
         try:
-            self._ways[kind](record, arrays, _origin(record))
+            change = self._ways[kind](record, arrays, origin)
+            arrays.finish()
+            change()
+        except (JournalDamaged, OutOfMemory):
+            raise
         except ShardamError as error:
-            if isinstance(error, JournalDamaged):
-                raise
             raise JournalDamaged(
                 f"change {record.change_number} ({kind}) was applied before and is refused now: {error.message}"
             ) from error
-        arrays.finish()
         if state.change_number != record.change_number:
             raise JournalDamaged(f"change {record.change_number} ({kind}) had no effect when it was applied again")
 
-    def _push(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+    def _check_number(self, record: journal_pb2.JournalRecord, origin: Origin | None) -> None:
+        entry = None if origin is None else self._state.clients.find(origin.client_id)
+        if origin is not None and entry is not None and origin.number != entry.last_number + 1:
+            raise JournalDamaged(
+                f"change {record.change_number} is number {origin.number} of client {origin.client_id.hex()}, whose last "
+                f"number is {entry.last_number}"
+            )
+
+    def _push(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
         pushes = record.push.tables
         tables = [self._state.table(push.table_id) for push in pushes]
         row_ids = [arrays.take_ids(push.num_rows) for push in pushes]
@@ -126,15 +140,20 @@ class Replay:
             recorded = RecordedStep(push.table_step, read_factors(push.factors), values)
             options = decode_options(push.options)
             sections.append(GradientSection(table, ids, gradients, options, push.options.grad_scale, recorded))
-        self._state.push(sections, origin)
+        return lambda: self._state.push(sections, origin)
 
-    def _close(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+    def _close(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
         if origin is None:
             raise JournalDamaged(f"change {record.change_number} closes the number of no client")
-        outcome = self._state.void([step.table_id for step in record.close.steps], origin)
-        _check_steps(record, outcome.steps)
+        steps = {step.table_id: step.table_step for step in record.close.steps}
+        next_steps = {table_id: self._state.table(table_id).step + 1 for table_id in steps}
+        if steps != next_steps:
+            raise JournalDamaged(
+                f"change {record.change_number} took tables to {steps}, replayed it takes them to {next_steps}"
+            )
+        return lambda: self._state.void(list(steps), origin)
 
-    def _assign(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+    def _assign(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
         message = record.assign
         table = self._state.table(message.table_id)
         num_rows, dim = message.num_rows, table.spec.dim
@@ -145,35 +164,49 @@ class Replay:
             arrays.take_rows(num_rows, dim) if message.has_exp_avg_sq else None,
             message.if_absent,
         )
-        self._state.assign(table, write, origin=origin)
+        return lambda: self._state.assign(table, write, origin=origin)
 
-    def _delete(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+    def _delete(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
         table = self._state.table(record.delete.table_id)
-        self._state.delete(table, arrays.take_ids(arrays.rest(8)), origin=origin)
+        row_ids = arrays.take_ids(arrays.rest(8))
+        return lambda: self._state.delete(table, row_ids, origin=origin)
 
-    def _clear_moments(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+    def _clear_moments(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
         table = self._state.table(record.clear_moments.table_id)
-        self._state.clear_moments(table, arrays.take_ids(arrays.rest(8)), origin=origin)
+        row_ids = arrays.take_ids(arrays.rest(8))
+        return lambda: self._state.clear_moments(table, row_ids, origin=origin)
 
-    def _install(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
-        self._state.install([table_from_info(info, self._make_records) for info in record.install.tables])
+    def _install(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
+        tables = [table_from_info(info, self._make_records) for info in record.install.tables]
+        return lambda: self._state.install(tables)
 
-    def _steps(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
-        self._state.raise_steps({step.table_id: step.table_step for step in record.steps.steps})
+    def _steps(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
+        steps = {step.table_id: step.table_step for step in record.steps.steps}
+        return lambda: self._state.raise_steps(steps)
 
-    def _open(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
+    def _open(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
         message = record.open
-        if message.forgotten_client_id:
-            self._state.clients.forget([message.forgotten_client_id])
-        self._state.clients.add(message.client_id, heartbeats=message.heartbeats)
-        self._state.change_number += 1
 
-    def _end(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
-        self._state.end_client(record.end.client_id, settled=record.end.settled)
+        def change() -> None:
+            if message.forgotten_client_id:
+                self._state.clients.forget([message.forgotten_client_id])
+            self._state.clients.add(message.client_id, heartbeats=message.heartbeats)
+            self._state.change_number += 1
 
-    def _forget(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> None:
-        self._state.clients.forget(record.forget.client_ids)
-        self._state.change_number += 1
+        return change
+
+    def _end(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
+        message = record.end
+        return lambda: self._state.end_client(message.client_id, settled=message.settled, remember=True)
+
+    def _forget(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
+        client_ids = list(record.forget.client_ids)
+
+        def change() -> None:
+            self._state.clients.forget(client_ids)
+            self._state.change_number += 1
+
+        return change
 
 
 def read_factors(message: journal_pb2.StepFactors) -> Factors:
@@ -196,9 +229,3 @@ def _origin(record: journal_pb2.JournalRecord) -> Origin | None:
     if not record.HasField("origin"):
         return None
     return Origin(record.origin.client_id, record.origin.number, record.origin.digest)
-
-
-def _check_steps(record: journal_pb2.JournalRecord, steps: dict[int, int]) -> None:
-    recorded = {step.table_id: step.table_step for step in record.close.steps}
-    if recorded != steps:
-        raise JournalDamaged(f"change {record.change_number} closed a number with steps {recorded}, replayed they are {steps}")

@@ -19,8 +19,11 @@ from shardam_server.shard.table import Table
 ID_BYTES = 8
 FLOAT_BYTES = 4
 
+Buffer = bytes | memoryview
+"""Bytes of a message, or of a part that was put together from chunks."""
 
-def decode_ids(data: bytes) -> Int64s:
+
+def decode_ids(data: Buffer) -> Int64s:
     """Reads little-endian int64 ids.
 
     Raises:
@@ -31,7 +34,7 @@ def decode_ids(data: bytes) -> Int64s:
     return np.frombuffer(data, dtype="<i8").astype(np.int64, copy=False)
 
 
-def decode_rows(data: bytes, num_rows: int, dim: int, what: str) -> Float32s:
+def decode_rows(data: Buffer, num_rows: int, dim: int, what: str) -> Float32s:
     """Reads little-endian float32 rows.
 
     Raises:
@@ -62,12 +65,33 @@ class DecodedSection:
     message: common_pb2.Section
 
 
-def decode_sections(state: ShardState, sections: Sequence[common_pb2.Section], data: bytes) -> list[DecodedSection]:
-    """Splits a message's ids among its sections.
+def find_tables(state: ShardState, sections: Sequence[common_pb2.Section]) -> list[Table]:
+    """Returns the table of each section.
 
     Raises:
         UnknownTable: a section names no table of this shard.
         BadOption: a section's dtype is not served.
+    """
+    tables = []
+    for section in sections:
+        table = state.table(section.table_id)
+        if section.dtype != common_pb2.DTYPE_FLOAT32:
+            raise BadOption(
+                f"table {table.spec.name!r}: rows travel as float32 in this version, the section has dtype {section.dtype}"
+            )
+        tables.append(table)
+    return tables
+
+
+def decode_sections(tables: Sequence[Table], sections: Sequence[common_pb2.Section], data: Buffer) -> list[DecodedSection]:
+    """Splits a message's ids among its sections.
+
+    Args:
+        tables: the table of each section.
+        sections: the sections as sent.
+        data: the ids of all.
+
+    Raises:
         WrongShape: the ids do not fit the sections.
     """
     row_ids = decode_ids(data)
@@ -75,18 +99,13 @@ def decode_sections(state: ShardState, sections: Sequence[common_pb2.Section], d
     if total != row_ids.size:
         raise WrongShape(f"the sections name {total} rows, row_ids holds {row_ids.size}")
     decoded, start = [], 0
-    for section in sections:
-        table = state.table(section.table_id)
-        if section.dtype != common_pb2.DTYPE_FLOAT32:
-            raise BadOption(
-                f"table {table.spec.name!r}: rows travel as float32 in this version, the section has dtype {section.dtype}"
-            )
+    for table, section in zip(tables, sections, strict=True):
         decoded.append(DecodedSection(table, row_ids[start : start + section.num_rows], section))
         start += section.num_rows
     return decoded
 
 
-def split_rows(sections: Sequence[DecodedSection], data: bytes) -> Iterator[Float32s]:
+def split_rows(sections: Sequence[DecodedSection], data: Buffer) -> Iterator[Float32s]:
     """Splits a message's rows among its sections.
 
     Raises:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import grpc.aio
 import numpy as np
-import xxhash
 
 from shardam_proto.errors import BadOption
 from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_SCAN_ROWS
 from shardam_proto.v1 import common_pb2, row_pb2, row_pb2_grpc
-from shardam_server.shard.clients import Origin, Outcome
-from shardam_server.shard.conditions import RowCondition
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.records import Int64s
-from shardam_server.shard.services.decoding import FLOAT_BYTES, check_owned, decode_ids, decode_rows, encode
-from shardam_server.shard.table import RowBatch, RowWrite, Table
-
-RowChangeRequest = row_pb2.AssignRowsRequest | row_pb2.DeleteRowsRequest | row_pb2.ClearMomentsRequest
+from shardam_server.shard.reads import read_tables
+from shardam_server.shard.services.decoding import FLOAT_BYTES, check_owned, decode_ids, encode
+from shardam_server.shard.services.row_changes import RowChanges
+from shardam_server.shard.table import RowBatch
 
 ROW_OVERHEAD_BYTES = 64
 """Bytes of a row's id, flags and counters in a page, rounded up."""
@@ -33,6 +27,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
+        self._changes = RowChanges(shard)
 
     async def ReadRows(  # noqa: N802 - the service's name
         self,
@@ -48,12 +43,10 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
         def read() -> row_pb2.ReadRowsResponse:
             table.check_ids(row_ids)
             check_owned(shard.identity, table, row_ids)
-            with table.lock.read():
-                batch = table.read(row_ids, include_optimizer=request.include_optimizer)
-                step = table.step
-            return row_pb2.ReadRowsResponse(header=shard.header(request.header), table_step=step, rows=_columns(batch))
+            batch = table.read(row_ids, include_optimizer=request.include_optimizer)
+            return row_pb2.ReadRowsResponse(header=shard.header(request.header), table_step=table.step, rows=_columns(batch))
 
-        return await shard.sequencer.read(read)
+        return await read_tables(shard.sequencer, [table], read)
 
     async def ScanRows(  # noqa: N802 - the service's name
         self,
@@ -71,14 +64,12 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
         max_rows = max(1, min(request.max_rows, fitting))
 
         def scan() -> row_pb2.ScanRowsResponse:
-            with table.lock.read():
-                batch, next_key = table.scan(request.from_key, max_rows, include_optimizer=request.include_optimizer)
-                step = table.step
+            batch, next_key = table.scan(request.from_key, max_rows, include_optimizer=request.include_optimizer)
             return row_pb2.ScanRowsResponse(
-                header=shard.header(request.header), table_step=step, rows=_columns(batch), next_key=next_key
+                header=shard.header(request.header), table_step=table.step, rows=_columns(batch), next_key=next_key
             )
 
-        return await shard.sequencer.read(scan)
+        return await read_tables(shard.sequencer, [table], scan)
 
     async def AssignRows(  # noqa: N802 - the service's name
         self,
@@ -86,28 +77,8 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
         context: grpc.aio.ServicerContext[row_pb2.AssignRowsRequest, row_pb2.AssignRowsResponse],
     ) -> row_pb2.AssignRowsResponse:
         """Writes rows."""
-        self._shard.check_serving(request.header)
-        outcome, repeated = await self._run_number(request, lambda origin: self._assign(request, origin))
-        return row_pb2.AssignRowsResponse(
-            header=self._shard.header(request.header, request.header.number),
-            num_assigned=outcome.num_rows,
-            repeated_number=repeated,
-            change_number=outcome.change_number,
-        )
-
-    def _assign(self, request: row_pb2.AssignRowsRequest, origin: Origin) -> Outcome:
-        table = self._shard.state.table(request.table_id)
-        row_ids = decode_ids(request.row_ids)
-        num_rows, dim = row_ids.size, table.spec.dim
-        check_owned(self._shard.identity, table, row_ids)
-        write = RowWrite(
-            row_ids,
-            decode_rows(request.weight, num_rows, dim, "weight"),
-            decode_rows(request.exp_avg, num_rows, dim, "exp_avg") if request.HasField("exp_avg") else None,
-            decode_rows(request.exp_avg_sq, num_rows, dim, "exp_avg_sq") if request.HasField("exp_avg_sq") else None,
-            request.if_absent,
-        )
-        return self._shard.state.assign(table, write, decode_condition(request.condition), origin)
+        self._check_change(request.header)
+        return await self._shard.change(lambda: self._changes.assign(request), request.ByteSize())
 
     async def DeleteRows(  # noqa: N802 - the service's name
         self,
@@ -115,18 +86,8 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
         context: grpc.aio.ServicerContext[row_pb2.DeleteRowsRequest, row_pb2.DeleteRowsResponse],
     ) -> row_pb2.DeleteRowsResponse:
         """Deletes rows."""
-        self._shard.check_serving(request.header)
-        outcome, repeated = await self._run_number(request, lambda origin: self._delete(request, origin))
-        return row_pb2.DeleteRowsResponse(
-            header=self._shard.header(request.header, request.header.number),
-            num_deleted=outcome.num_rows,
-            repeated_number=repeated,
-            change_number=outcome.change_number,
-        )
-
-    def _delete(self, request: row_pb2.DeleteRowsRequest, origin: Origin) -> Outcome:
-        table, row_ids = self._named_rows(request)
-        return self._shard.state.delete(table, row_ids, decode_condition(request.condition), origin)
+        self._check_change(request.header)
+        return await self._shard.change(lambda: self._changes.delete(request), request.ByteSize())
 
     async def ClearMoments(  # noqa: N802 - the service's name
         self,
@@ -134,51 +95,12 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
         context: grpc.aio.ServicerContext[row_pb2.ClearMomentsRequest, row_pb2.ClearMomentsResponse],
     ) -> row_pb2.ClearMomentsResponse:
         """Sets moments to zero."""
-        self._shard.check_serving(request.header)
-        outcome, repeated = await self._run_number(request, lambda origin: self._clear_moments(request, origin))
-        return row_pb2.ClearMomentsResponse(
-            header=self._shard.header(request.header, request.header.number),
-            num_cleared=outcome.num_rows,
-            repeated_number=repeated,
-            change_number=outcome.change_number,
-        )
+        self._check_change(request.header)
+        return await self._shard.change(lambda: self._changes.clear_moments(request), request.ByteSize())
 
-    def _clear_moments(self, request: row_pb2.ClearMomentsRequest, origin: Origin) -> Outcome:
-        table, row_ids = self._named_rows(request)
-        return self._shard.state.clear_moments(table, row_ids, decode_condition(request.condition), origin)
-
-    def _named_rows(self, request: row_pb2.DeleteRowsRequest | row_pb2.ClearMomentsRequest) -> tuple[Table, Int64s]:
-        table = self._shard.state.table(request.table_id)
-        row_ids = decode_ids(request.row_ids)
-        table.check_ids(row_ids)
-        check_owned(self._shard.identity, table, row_ids)
-        return table, row_ids
-
-    async def _run_number(self, request: RowChangeRequest, apply: Callable[[Origin], Outcome]) -> tuple[Outcome, bool]:
-        """Runs a row change as the client's number; its content is everything but the header."""
-        shard, header = self._shard, request.header
-
-        def run() -> tuple[Outcome, bool]:
-            content = type(request)()
-            content.CopyFrom(request)  # type: ignore[arg-type]  # the same type on both sides
-            content.header.CopyFrom(common_pb2.RequestHeader())
-            digest = type(request).__name__.encode() + xxhash.xxh3_128_digest(content.SerializeToString(deterministic=True))
-            origin = Origin(header.client_id, header.number, digest)
-            return shard.state.run_number(origin, lambda: apply(origin))
-
-        shard.sequencer.check_room()
-        return await shard.change(run, request.ByteSize())
-
-
-def decode_condition(message: row_pb2.RowCondition) -> RowCondition:
-    """Converts what a change asks of its rows; an absent message asks nothing."""
-    match message.WhichOneof("condition"):
-        case "change_number":
-            return RowCondition(change_number=message.change_number)
-        case "exists":
-            return RowCondition(exists=message.exists)
-        case _:
-            return RowCondition()
+    def _check_change(self, header: common_pb2.RequestHeader) -> None:
+        self._shard.check_serving(header)
+        self._shard.sequencer.check_room()
 
 
 def _columns(batch: RowBatch) -> row_pb2.RowColumns:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from importlib.metadata import version
 
 import grpc.aio
 
+from shardam_proto.errors import ShardNotReady
 from shardam_proto.v1 import shard_pb2, shard_pb2_grpc
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.last_numbers import closed_numbers, end_here, settle_here
+from shardam_server.shard.lost import LostShard
 from shardam_server.shard.metrics import resident_bytes
 from shardam_server.shard.table import table_from_info
 
 
 class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
-    """One shard process. Answers while starting and draining, too.
+    """One shard process. Answers while starting, LOST and draining, too.
 
     Args:
         shard: the shard.
+        lost: what it does when it is told to forget its state.
     """
 
-    def __init__(self, shard: ShardContext) -> None:
+    def __init__(self, shard: ShardContext, lost: LostShard) -> None:
         self._shard = shard
+        self._lost = lost
 
     async def GetStatus(  # noqa: N802 - the service's name
         self,
@@ -33,10 +39,11 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         shard = self._shard
         shard.identity.check(request.header)
         tables = shard.state.tables()
+        journal = shard.kept.status()
         return shard_pb2.GetStatusResponse(
             header=shard.header(request.header),
             version=version("shardam"),
-            state=shard.serving,
+            state=shard.serving_state,
             waiting_for=shard.waiting_for,
             address=shard.address,
             http_address=shard.http_address,
@@ -54,6 +61,13 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             num_clients=shard.state.clients.num_open,
             device_memory_bytes=shard.device.memory_bytes,
             queue_bytes=shard.sequencer.queue_bytes,
+            reserved_bytes=shard.streams.open_parts.reserved_bytes,
+            parked_requests=shard.streams.parking.num_parked,
+            journal_mode=journal.mode,
+            journal_state=journal.state,
+            journal_problem=journal.problem,
+            journal_bytes=journal.size_bytes,
+            data_folder=str(shard.kept.folder or ""),
         )
 
     async def InstallTables(  # noqa: N802 - the service's name
@@ -63,11 +77,54 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     ) -> shard_pb2.InstallTablesResponse:
         """Installs tables that home created; also while this shard still waits for the others."""
         shard = self._shard
+        shard.check_not_lost()
         shard.identity.require_cluster()
         shard.identity.check(request.header)
+        if not shard.identity.lineage:
+            raise ShardNotReady(f"shard {shard.identity.index} is starting, waits for {shard.waiting_for}; try again")
         tables = [table_from_info(info, shard.device.make_records) for info in request.tables]
         await shard.change(lambda: shard.state.install(tables))
         return shard_pb2.InstallTablesResponse(header=shard.header(request.header))
+
+    async def EndClient(  # noqa: N802 - the service's name
+        self,
+        request: shard_pb2.EndClientRequest,
+        context: grpc.aio.ServicerContext[shard_pb2.EndClientRequest, shard_pb2.EndClientResponse],
+    ) -> shard_pb2.EndClientResponse:
+        """Ends a client here for home, and tells how its last numbers ended."""
+        shard = self._shard
+        shard.check_serving(request.header)
+        numbers = await shard.change(lambda: end_here(shard.state, request.client_id))
+        return shard_pb2.EndClientResponse(
+            header=shard.header(request.header),
+            last_number=numbers.last_number,
+            numbers=closed_numbers(numbers.tables),
+        )
+
+    async def SettleClient(  # noqa: N802 - the service's name
+        self,
+        request: shard_pb2.SettleClientRequest,
+        context: grpc.aio.ServicerContext[shard_pb2.SettleClientRequest, shard_pb2.SettleClientResponse],
+    ) -> shard_pb2.SettleClientResponse:
+        """Closes numbers of an ended client that other shards have."""
+        shard = self._shard
+        shard.check_serving(request.header)
+        numbers = [(closed.number, tuple(closed.table_ids)) for closed in request.numbers]
+        await shard.change(lambda: settle_here(shard.state, request.client_id, numbers))
+        return shard_pb2.SettleClientResponse(header=shard.header(request.header))
+
+    async def ForgetState(  # noqa: N802 - the service's name
+        self,
+        request: shard_pb2.ForgetStateRequest,
+        context: grpc.aio.ServicerContext[shard_pb2.ForgetStateRequest, shard_pb2.ForgetStateResponse],
+    ) -> shard_pb2.ForgetStateResponse:
+        """Starts empty on a new lineage, if the shard is LOST."""
+        shard = self._shard
+        shard.identity.require_cluster()
+        shard.identity.check(request.header)
+        # Goes on whatever becomes of the caller: a new lineage is not left half made.
+        await asyncio.shield(self._lost.forget())
+        return shard_pb2.ForgetStateResponse(header=shard.header(request.header))
 
     async def GetMetrics(  # noqa: N802 - the service's name
         self,
@@ -76,5 +133,5 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     ) -> shard_pb2.GetMetricsResponse:
         """Returns the shard's metrics as text."""
         self._shard.identity.check(request.header)
-        text = await self._shard.sequencer.read(self._shard.metrics.text)
+        text = await asyncio.to_thread(self._shard.metrics.text)  # not behind the pulls whose number it tells
         return shard_pb2.GetMetricsResponse(header=self._shard.header(request.header), text=text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -11,12 +12,21 @@ from shardam_proto.errors import EtagMismatch, QueueFull, RowLimit, ShardamError
 from shardam_proto.registry import ClusterView
 from shardam_proto.v1 import common_pb2
 from shardam_server.admin.cluster import ClusterReader
-from shardam_server.admin.etags import Precondition, RowTag
-from shardam_server.admin.row_writes import RowValues, as_column, clear_moments, delete_row, place_of, put_row
+from shardam_server.admin.etags import Precondition, RowTag, StateId
+from shardam_server.admin.row_writes import (
+    ChangedRow,
+    ChangeTerms,
+    RowValues,
+    as_column,
+    clear_moments,
+    delete_row,
+    place_of,
+    put_row,
+)
 from shardam_server.admin.shard_calls import ShardCalls
 
 TABLE = common_pb2.TableInfo(spec=INFO.spec.to_proto(), table_id=INFO.table_id)
-ANYTHING = Precondition()
+ANYTHING = ChangeTerms()
 TIMEOUT_S = 10.0
 
 
@@ -31,9 +41,13 @@ class Cluster:
         self.owner = shards[self.place.shard]
         self.others = [shard for shard in shards if shard is not self.owner]
 
-    def put(self, precondition: Precondition = ANYTHING) -> RowTag:
+    @property
+    def owner_state(self) -> StateId:
+        return StateId(self.place.shard, self.owner.lineage, self.owner.timeline)
+
+    def put(self, terms: ChangeTerms = ANYTHING) -> ChangedRow:
         values = RowValues(as_column([1.0, 2.0], "weight", self.place))
-        return put_row(self.calls, self.place, values, precondition, request_id=9)
+        return put_row(self.calls, self.place, values, terms, request_id=9)
 
 
 @pytest.fixture
@@ -54,7 +68,7 @@ def all_left(cluster: Cluster) -> bool:
 def test_every_shard_takes_number_1_once_and_only_the_owner_the_row(cluster: Cluster, method: str) -> None:
     match method:
         case "assign":
-            assert cluster.put() == RowTag(cluster.place.shard, 11, 0)
+            assert cluster.put() == ChangedRow(RowTag(cluster.owner_state, 0), 1, replayed=False)
         case "delete":
             delete_row(cluster.calls, cluster.place, ANYTHING, request_id=9)
         case "clear":
@@ -161,12 +175,12 @@ def test_no_part_is_sent_unless_every_shard_has_opened(cluster: Cluster) -> None
     assert [bool(shard.left) for shard in cluster.shards] == [shard.index != down for shard in cluster.shards]
 
 
-@pytest.mark.parametrize("change", ["incarnation", "shard"])
-def test_a_tag_of_another_process_is_refused_before_any_part_is_sent(cluster: Cluster, change: str) -> None:
-    shard = cluster.others[0].index if change == "shard" else cluster.place.shard
-    tag = RowTag(shard, 12 if change == "incarnation" else 11, change_number=3)
+@pytest.mark.parametrize("change", ["shard", "lineage", "timeline"])
+def test_a_tag_of_another_state_is_refused_before_any_part_is_sent(cluster: Cluster, change: str) -> None:
+    other = dataclasses.replace(cluster.owner_state, **{change: cluster.others[0].index if change == "shard" else 99})
+    tag = RowTag(other, change_number=3)
     with pytest.raises(EtagMismatch):
-        cluster.put(Precondition(tag))
+        cluster.put(ChangeTerms(Precondition(tag)))
     assert [shard.seen for shard in cluster.shards] == [[], [], []]
     assert all(len(shard.left) == 1 for shard in cluster.shards)
 

@@ -60,6 +60,14 @@ def test_each_wrong_field_has_its_reason(identity: ShardIdentity, field: str, va
     assert error.value.reason == reason
 
 
+def test_a_chunk_passes_only_where_the_caller_takes_chunks(identity: ShardIdentity) -> None:
+    header = good_header(identity)
+    header.chunk_index, header.num_chunks = 1, 2
+    identity.check(header, chunks=True)
+    with pytest.raises(ShardamError, match="chunk 1 of 2"):
+        identity.check(header)
+
+
 def test_before_it_has_joined_a_shard_is_not_ready() -> None:
     with pytest.raises(ShardNotReady):
         ShardIdentity(0).check(common_pb2.RequestHeader(protocol_version=1, cluster_id="abc"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from shardam_testing.waiting import wait_for
+
 from shardam_server.shard.locks import ReadWriteLock
 
 
@@ -74,3 +76,27 @@ def test_a_waiting_writer_goes_before_a_new_reader() -> None:
     writer.join(10)
     reader.join(10)
     assert order == ["writer", "reader"]
+
+
+def test_a_try_to_read_never_waits_for_a_writer() -> None:
+    lock = ReadWriteLock()
+    with lock.try_read() as alone, lock.try_read() as beside:
+        assert (alone, beside) == (True, True)
+    with lock.write(), lock.try_read() as held:
+        assert not held
+    with lock.read():
+        writer = threading.Thread(target=lambda: _write_once(lock))
+        writer.start()
+        wait_for("the writer to wait", lambda: not _can_read(lock))
+    writer.join(10)
+    assert _can_read(lock)
+
+
+def _write_once(lock: ReadWriteLock) -> None:
+    with lock.write():
+        pass
+
+
+def _can_read(lock: ReadWriteLock) -> bool:
+    with lock.try_read() as held:
+        return held

@@ -1,0 +1,69 @@
+"""Gives numbers to a client's changes and sees each through on every shard, several at a time.
+
+A number ends on all shards in one way: applied, or closed where it was refused (PROTOCOL.md, section 4).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from shardam._changes import AnyChange
+from shardam._lane import Lane
+from shardam._session import Session
+
+MAX_IN_FLIGHT = 8
+"""Numbers without an outcome at a time; the protocol allows 32. Two or three hide the wire, and the rest a shard that pauses;
+each keeps its gradients in memory."""
+
+
+class ChangeLog:
+    """The numbers of one client.
+
+    Args:
+        session: the client.
+        settled: called with the lock held when a change's number is closed on every shard.
+
+    Attributes:
+        lock: guards the log, its lanes and its changes.
+    """
+
+    def __init__(self, session: Session, settled: Callable[[AnyChange], None]) -> None:
+        self.lock = threading.RLock()
+        self._settled = settled
+        self._last_number = 0
+        self._unsettled: dict[int, AnyChange] = {}
+        self._lanes = [Lane(session, link, self.lock, self._note) for link in session.links]
+
+    # with the lock held
+
+    @property
+    def has_room(self) -> bool:
+        """True: one more number may be sent without waiting for the oldest."""
+        return not self._unsettled or self._last_number - next(iter(self._unsettled)) + 1 < MAX_IN_FLIGHT
+
+    def enter(self, change: AnyChange) -> None:
+        """Gives a change the next number and sends its parts to all shards."""
+        self._last_number = change.number = self._last_number + 1
+        self._unsettled[change.number] = change
+        for lane in self._lanes:
+            lane.add(change)
+
+    def oldest_stall(self) -> tuple[float, Lane] | None:
+        """Returns the lane whose shard has done nothing for the longest while something is expected of it, and since when."""
+        stalls = [(since, lane) for lane in self._lanes if (since := lane.stalled_since()) is not None]
+        return min(stalls, key=lambda stall: stall[0], default=None)
+
+    def close(self) -> None:
+        """Sends nothing more; what is not settled is forgotten."""
+        self._unsettled.clear()
+        for lane in self._lanes:
+            lane.close()
+
+    def _note(self, change: AnyChange) -> None:
+        if change.settled:
+            del self._unsettled[change.number]
+            self._settled(change)
+        elif change.closes:
+            for lane in self._lanes:
+                lane.go_on()

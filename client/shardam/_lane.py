@@ -1,0 +1,284 @@
+"""One shard's unanswered parts, in the order of their numbers, and the thread that keeps them going.
+
+Several are sent without waiting; answers may come in any order. Whatever goes wrong, everything from the first part without an
+answer on is sent again in order, and the shard answers repeats as before (PROTOCOL.md, section 4).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from shardam._backoff import Backoff
+from shardam._changes import AnyChange
+from shardam._endings import ends_client
+from shardam._link import ShardLink
+from shardam._recovery import recover
+from shardam._session import Session
+from shardam._stream import Reply, StreamRequest
+from shardam_proto.errors import ShardamError, ShardUnreachable, make_error
+from shardam_proto.v1 import embedding_pb2
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(eq=False)
+class _Waiting:
+    """A part without an answer.
+
+    Attributes:
+        change: its change.
+        attempt: the try whose refusal counts; None: to be sent, again or for the first time.
+        tries: all tries that may still be answered: a late success counts, too.
+        furthest: most messages that one try has got through.
+    """
+
+    change: AnyChange
+    attempt: StreamRequest | None = None
+    tries: list[StreamRequest] = dataclasses.field(default_factory=list)
+    furthest: int = 0
+
+
+class Lane:
+    """The numbered changes of one client on their way to one shard.
+
+    Args:
+        session: the client.
+        link: the shard.
+        lock: guards all lanes of the client, and their changes.
+        noted: called with the lock held after a change's outcome on this shard is known.
+    """
+
+    def __init__(self, session: Session, link: ShardLink, lock: threading.RLock, noted: Callable[[AnyChange], None]) -> None:
+        self._session = session
+        self._link = link
+        self._noted = noted
+        self._wake = threading.Condition(lock)
+        self._waiting: dict[int, _Waiting] = {}
+        self._problem: tuple[ShardamError, int] | None = None
+        self._last_problem: ShardamError | None = None
+        self._backoff = Backoff()
+        self._moved_at = time.monotonic()
+        self._closed = False
+        session.keep(threading.Thread(target=self._run, name=f"shardam-lane-{link.index}", daemon=True))
+
+    # -- what the change log asks, with the lock held
+
+    def add(self, change: AnyChange) -> None:
+        """Takes the next number."""
+        if not self._waiting:
+            self._moved_at = time.monotonic()
+        self._waiting[change.number] = _Waiting(change)
+        self._wake.notify()
+
+    def go_on(self) -> None:
+        """Looks again at what may be sent: a number that it waits at may be closed now."""
+        head = next(iter(self._waiting.values()), None)
+        if head is not None and head.attempt is None and head.change.refused_by(self._link.index):
+            self._moved_at = time.monotonic()  # it stood still because of another shard
+        self._wake.notify()
+
+    def close(self) -> None:
+        """Sends nothing more."""
+        self._closed = True
+        self._waiting.clear()
+        self._wake.notify()
+
+    def stalled_since(self) -> float | None:
+        """Returns time.monotonic() when this shard last did something for this client; None: nothing is expected of it."""
+        head = next(iter(self._waiting.values()), None)
+        if head is None or self._stops_at(head.change):
+            return None
+        if head.attempt is not None and head.attempt.num_sent > head.furthest:
+            head.furthest = head.attempt.num_sent
+            self._moved_at = time.monotonic()  # a part in many chunks may take its time
+        return self._moved_at
+
+    def stall(self, before: str) -> ShardamError:
+        """Returns the error that says for how long this shard has done nothing, and why; its message begins with `before`."""
+        problem = self._last_problem or ShardUnreachable(
+            f"{self._link.peer}: no answer yet", metadata={"peer": self._link.peer}
+        )
+        tried_s = time.monotonic() - self._moved_at
+        message = f"{before}{problem.message} (tried {self._backoff.num_waits + 1} times in {tried_s:.3g} s)"
+        return make_error(problem.reason, message, problem.metadata)
+
+    # -- the thread
+
+    @property
+    def _over(self) -> bool:
+        return self._closed or self._session.ended
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except Exception as error:  # the thread's edge: a client without one of its lanes cannot go on
+            logger.exception("the lane of %s failed", self._link.peer)
+            self._session.fail(ShardamError(f"{self._link.peer}: this client failed: {error!r}"))
+
+    def _step(self) -> bool:
+        """Waits until there is something to do, and does it; False: there never will be."""
+        with self._wake:
+            self._wait_for_work()
+            if self._over:
+                return False
+            problem, self._problem = self._problem, None
+            overdue = None if problem is not None else self._overdue()
+            attempts = [] if problem is not None or overdue is not None else self._new_attempts()
+        if problem is not None:
+            self._come_back(*problem)
+        elif overdue is not None:
+            self._give_up(overdue)
+        else:
+            self._send(attempts)
+        return True
+
+    def _wait_for_work(self) -> None:
+        while not (self._over or self._problem is not None or self._can_send()):
+            due_at = min((sent.overdue_at for sent in self._attempts()), default=None)
+            if due_at is not None and due_at <= time.monotonic():
+                return
+            self._wake.wait(None if due_at is None else due_at - time.monotonic())
+
+    def _attempts(self) -> list[StreamRequest]:
+        return [waiting.attempt for waiting in self._waiting.values() if waiting.attempt is not None]
+
+    def _overdue(self) -> _Waiting | None:
+        now = time.monotonic()
+        for waiting in self._waiting.values():
+            if waiting.attempt is not None and waiting.attempt.overdue_at <= now:
+                return waiting
+        return None
+
+    def _stops_at(self, change: AnyChange) -> bool:
+        """True: the shard refused it, and what closes its number there is not known yet."""
+        return change.refused_by(self._link.index) and not change.closes
+
+    def _can_send(self) -> bool:
+        for waiting in self._waiting.values():
+            if self._stops_at(waiting.change):
+                return False
+            if waiting.attempt is None:
+                return True
+        return False
+
+    # -- sending
+
+    def _new_attempts(self) -> list[StreamRequest]:
+        """Makes a try of each part that is to be sent, in order, up to a number that waits to be closed."""
+        attempts = []
+        for waiting in self._waiting.values():
+            if self._stops_at(waiting.change):
+                break
+            if waiting.attempt is None:
+                waiting.attempt = self._new_attempt(waiting)
+                waiting.tries.append(waiting.attempt)
+                attempts.append(waiting.attempt)
+        return attempts
+
+    def _new_attempt(self, waiting: _Waiting) -> StreamRequest:
+        change, shard = waiting.change, self._link.index
+        header = self._session.header(self._link, change.number, self._session.try_s)
+        incarnation, closes = header.incarnation, change.refused_by(shard)
+
+        def settled(reply: Reply) -> None:
+            self._on_reply(waiting, attempt, closes, reply)
+
+        attempt = StreamRequest(
+            header.request_id, lambda: change.messages(shard, header), self._session.try_s, incarnation, settled
+        )
+        return attempt
+
+    def _send(self, attempts: list[StreamRequest]) -> None:
+        try:
+            stream = self._link.stream()
+        except ShardamError as error:
+            for attempt in attempts:
+                attempt.settle(error)
+            return
+        for attempt in attempts:
+            stream.send(attempt)
+
+    def _give_up(self, waiting: _Waiting) -> None:
+        """Counts a try as unknown. Its number is sent again with all that follow."""
+        attempt = waiting.attempt
+        if attempt is None:
+            return
+        error = self._link.give_up(attempt)
+        with self._wake:
+            if waiting.attempt is attempt:
+                self._send_again_from(waiting.change.number, error, attempt.incarnation)
+
+    # -- answers, from the stream's thread
+
+    def _on_reply(self, waiting: _Waiting, attempt: StreamRequest, closes: bool, reply: Reply) -> None:
+        with self._wake:
+            change = waiting.change
+            if self._over or self._waiting.get(change.number) is not waiting:
+                return
+            waiting.tries.remove(attempt)
+            if isinstance(reply, ShardamError):
+                if waiting.attempt is attempt:
+                    self._failed(waiting, attempt, reply)
+            elif closes == change.refused_by(self._link.index):
+                self._done(waiting, reply)
+
+    def _done(self, waiting: _Waiting, response: embedding_pb2.ExchangeResponse) -> None:
+        change = waiting.change
+        del self._waiting[change.number]
+        for other in waiting.tries:
+            other.abandon()
+        change.take(self._link.index, response)
+        self._link.acknowledged = max(self._link.acknowledged, change.number)
+        self._backoff, self._last_problem = Backoff(), None
+        self._moved_at = time.monotonic()
+        self._noted(change)
+
+    def _failed(self, waiting: _Waiting, attempt: StreamRequest, error: ShardamError) -> None:
+        change, shard = waiting.change, self._link.index
+        if ends_client(error):
+            self._session.end_of(self._link, error)
+        elif error.rule.retryable or error.reason == "WRONG_CLUSTER":
+            self._send_again_from(change.number, error, attempt.incarnation)
+        elif change.refused_by(shard):
+            self._session.fail(error)  # the number stays open there: this client's numbers no longer agree
+        else:
+            self._take_back_from(change.number)
+            change.refuse(shard, error)
+            self._noted(change)
+
+    def _take_back_from(self, number: int) -> None:
+        """Notes that the shard has not taken this number and those that follow, as far as is known."""
+        for waiting in self._waiting.values():
+            if waiting.change.number >= number and waiting.attempt is not None:
+                waiting.attempt.dropped = True
+                waiting.attempt = None
+
+    def _send_again_from(self, number: int, error: ShardamError, incarnation: int) -> None:
+        self._take_back_from(number)
+        self._problem = error, incarnation
+        self._wake.notify()
+
+    # -- coming back
+
+    def _come_back(self, error: ShardamError, incarnation: int) -> None:
+        """Does what a problem asks for, and waits before the next try."""
+        if not self._is_mere_gap(error):
+            try:
+                error = recover(self._session, self._link, error, incarnation)
+            except ShardamError as problem:
+                error = problem
+        with self._wake:
+            if not self._backoff.num_waits:
+                logger.info("%s: %s, trying again: %s", self._link.peer, error.reason, error.message)
+            self._last_problem = error
+            wait_s = min(self._backoff.next_s(), self._session.try_s)  # whoever waits for shard_timeout_s sees several tries
+            self._wake.wait_for(lambda: self._over, wait_s)
+
+    def _is_mere_gap(self, error: ShardamError) -> bool:
+        """True: the shard has all that it has acknowledged, and only waits for a number before."""
+        return error.reason == "SEQUENCE_GAP" and int(error.metadata.get("last", 0)) >= self._link.acknowledged

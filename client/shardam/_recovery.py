@@ -1,0 +1,121 @@
+"""What a client does between two tries of a call: find the shard again, open itself there again, or end.
+
+PROTOCOL.md, sections 4 and 6.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from shardam._endings import ends_client
+from shardam._link import ShardLink
+from shardam_proto.errors import RedisUnreachable, ShardamError, ShardUnreachable, WrongCluster
+from shardam_proto.registry import read_cluster
+from shardam_proto.routing import RouteMap
+
+if TYPE_CHECKING:
+    from shardam._session import Session
+
+logger = logging.getLogger(__name__)
+
+
+def recover(session: Session, link: ShardLink, error: ShardamError, incarnation: int) -> ShardamError:
+    """Does what an error asks for before the next try.
+
+    Args:
+        session: the client.
+        link: the shard.
+        error: what a call to it came to.
+        incarnation: the incarnation that the call was meant for.
+
+    Returns:
+        The problem as it stands now, should no further try help.
+
+    Raises:
+        ShardamError: no further try can help; if it ends the client, the client has ended.
+    """
+    logger.debug("%s: %s: %s", link.peer, error.reason, error.message)
+    match error.reason:
+        case "NEW_INCARNATION" | "SEQUENCE_GAP":
+            return _reopen(session, link, error, incarnation)
+        case "STALE_ROUTE" | "SHARD_UNREACHABLE":
+            _refresh(session, link)
+        case "WRONG_CLUSTER":
+            return _stranger(session, link, error)
+    return _if_retryable(session, link, error)
+
+
+def _if_retryable(session: Session, link: ShardLink, error: ShardamError) -> ShardamError:
+    """Returns an error that may pass; ends the client after one that ends it."""
+    if ends_client(error):
+        error = session.end_of(link, error)
+    if not error.rule.retryable:
+        raise error
+    return error
+
+
+def _reopen(session: Session, link: ShardLink, error: ShardamError, incarnation: int) -> ShardamError:
+    """Opens the client again where the shard has been restarted, or has not the numbers that it should have.
+
+    Raises:
+        ShardLost: what this client knows to be applied is not there.
+    """
+    with link.lock:
+        if link.incarnation != incarnation:
+            return error  # another thread has opened it meanwhile
+        try:
+            answer = session.open(link, session.try_s)
+        except WrongCluster as problem:
+            stranger = problem
+        except ShardamError as problem:
+            return _if_retryable(session, link, problem)
+        else:
+            if link.continues(answer):
+                logger.info("%s has come back as incarnation %d", link.peer, answer.header.incarnation)
+                link.adopt(answer)
+                return error
+            raise session.end_with(link.lost(answer))
+    return _stranger(session, link, stranger)
+
+
+def _stranger(session: Session, link: ShardLink, error: ShardamError) -> ShardamError:
+    """Looks for the shard elsewhere when another process has its address. The right one may register at any moment."""
+    _refresh(session, link)
+    return ShardUnreachable(f"not the shard that is meant: {error.message}", metadata=error.metadata)
+
+
+def _refresh(session: Session, link: ShardLink) -> None:
+    """Reads the shard's address and the map's epoch again. Redis may be away: then the known ones stay.
+
+    Raises:
+        WrongCluster: the name belongs to another cluster now, or its map has another number of shards; the client has ended.
+    """
+    try:
+        view = read_cluster(session.redis, session.keys)
+    except RedisUnreachable as error:
+        logger.warning("%s; keeping the known addresses", error)
+        return
+    if view.entry is not None and view.entry.cluster_id != session.cluster_id:
+        raise session.end_with(
+            WrongCluster(
+                f"cluster {session.keys.cluster!r} is another one now (id {view.entry.cluster_id}, this client knows "
+                f"{session.cluster_id}); connect again"
+            )
+        )
+    if view.route_map is not None and view.route_map.epoch > session.route_map.epoch:
+        _adopt_route_map(session, view.route_map)
+    entry = view.shards.get(link.index)
+    if entry is not None:
+        link.follow(entry)
+
+
+def _adopt_route_map(session: Session, route_map: RouteMap) -> None:
+    if route_map.num_shards != session.route_map.num_shards:
+        raise session.end_with(
+            WrongCluster(
+                f"the cluster has {route_map.num_shards} shards now, this client knows {session.route_map.num_shards}; connect "
+                "again"
+            )
+        )
+    session.route_map = route_map

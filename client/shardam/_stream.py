@@ -1,0 +1,230 @@
+"""One Exchange call with one shard: requests leave in order, and each answer finds its request by its id.
+
+Knows nothing of numbers or rows; a broken call fails everything that waits, and is never mended: _link.py opens another.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import grpc
+
+from shardam._endings import copy_of, ends_client
+from shardam_proto.channels import translate
+from shardam_proto.errors import ShardamError, ShardUnreachable, make_error
+from shardam_proto.v1 import embedding_pb2
+
+logger = logging.getLogger(__name__)
+
+Messages = Iterator[embedding_pb2.ExchangeRequest]
+Reply = embedding_pb2.ExchangeResponse | ShardamError
+
+
+class StreamRequest:
+    """A request on its way: one message, or the chunks of one part.
+
+    Args:
+        request_id: its id, in every message of it.
+        messages: makes its messages, one when the former has left, so that only one of them is in memory.
+        budget_s: how long its answer may take once its last message has left; as long without a sign of movement before.
+        incarnation: the process life it is meant for.
+        settled: called once, with the answer, the refusal or why the stream ended; from the stream's thread as a rule.
+
+    Attributes:
+        num_sent: messages that gRPC has taken.
+        dropped: another try stands for it: if it has not begun to leave, it never will.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        messages: Callable[[], Messages],
+        budget_s: float,
+        incarnation: int,
+        settled: Callable[[Reply], None],
+    ) -> None:
+        self.request_id = request_id
+        self.budget_s = budget_s
+        self.incarnation = incarnation
+        self.num_sent = 0
+        self.dropped = False
+        self.queued_at = time.monotonic()
+        self.sent_at: float | None = None
+        self.stream: ExchangeStream | None = None
+        self._messages: Callable[[], Messages] | None = messages
+        self._settled: Callable[[Reply], None] | None = settled
+
+    @property
+    def is_settled(self) -> bool:
+        """True: nobody waits for its answer any more."""
+        return self._settled is None
+
+    @property
+    def overdue_at(self) -> float:
+        """By time.monotonic(), when its answer is so late that the outcome counts as unknown; it moves while messages leave."""
+        if self.sent_at is not None:
+            return self.sent_at + self.budget_s
+        moved_at = self.stream.moved_at if self.stream is not None else self.queued_at
+        return max(self.queued_at, moved_at) + self.budget_s
+
+    def messages(self) -> Messages:
+        """Returns its messages; none if it is settled."""
+        return iter(()) if self._messages is None else self._messages()
+
+    def settle(self, reply: Reply) -> None:
+        """Tells whoever waits; later replies are nobody's."""
+        settled = self._settled
+        self.forget()
+        if settled is not None:
+            settled(reply)
+
+    def forget(self) -> None:
+        """Takes no reply any more, and lets go of what it would have sent."""
+        self._settled, self._messages = None, None
+
+    def abandon(self) -> None:
+        """Forgets it, on its stream too."""
+        self.forget()
+        if self.stream is not None:
+            self.stream.forget(self)
+
+
+class ExchangeCall(Protocol):
+    """What gRPC returns for a stream: the answers, and the call's end."""
+
+    def __iter__(self) -> Iterator[embedding_pb2.ExchangeResponse]:
+        """Yields answers; raises grpc.RpcError at a bad end."""
+        ...
+
+    def cancel(self) -> bool:
+        """Ends the call."""
+        ...
+
+
+class ExchangeStream:
+    """One stream. Thread-safe.
+
+    Args:
+        start: makes the call from its outgoing messages.
+        peer: the shard's name in messages.
+
+    Attributes:
+        moved_at: time.monotonic() when gRPC last took a message.
+        heard_at: time.monotonic() of the last answer; 0: none yet.
+    """
+
+    def __init__(self, start: Callable[[Messages], ExchangeCall], peer: str) -> None:
+        self.peer = peer
+        self.moved_at = time.monotonic()
+        self.heard_at = 0.0
+        self._queue: collections.deque[StreamRequest] = collections.deque()
+        self._pending: dict[int, StreamRequest] = {}
+        self._end: ShardamError | None = None
+        self._changed = threading.Condition()
+        self._call = start(self._outgoing())
+        self._reader = threading.Thread(target=self._read, name="shardam-stream", daemon=True)
+        try:
+            self._reader.start()
+        except RuntimeError:  # the interpreter ends
+            self.end(ShardUnreachable(f"{peer}: no thread for its stream"))
+            raise
+
+    @property
+    def ended(self) -> bool:
+        """True: it takes nothing more."""
+        return self._end is not None
+
+    def send(self, request: StreamRequest) -> None:
+        """Puts a request behind those before it; on an ended stream it fails at once."""
+        with self._changed:
+            request.stream = self
+            if self._end is None:
+                self._pending[request.request_id] = request
+                self._queue.append(request)
+                self._changed.notify_all()
+                return
+        request.settle(copy_of(self._end))
+
+    def forget(self, request: StreamRequest) -> None:
+        """Lets go of a request whose answer nobody needs any more."""
+        with self._changed:
+            self._pending.pop(request.request_id, None)
+
+    def end(self, error: ShardamError) -> None:
+        """Ends the stream; everything that waits fails with the error of the first end."""
+        with self._changed:
+            first = self._end is None
+            if self._end is None:
+                self._end = error
+            pending = list(self._pending.values())
+            self._pending.clear()
+            self._queue.clear()
+            self._changed.notify_all()
+        if first:
+            self._call.cancel()
+        for request in pending:
+            request.settle(copy_of(self._end))
+
+    def join(self) -> None:
+        """Waits until the thread of an ended stream is gone."""
+        if self._reader is not threading.current_thread():
+            self._reader.join()
+
+    def _outgoing(self) -> Messages:
+        """What gRPC sends, in a thread of its own that asks for the next message once the former has left."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._queue) or self._end is not None)
+                if self._end is not None:
+                    return
+                request = self._queue.popleft()
+            if not request.dropped:
+                yield from self._messages_of(request)
+            del request  # a waiting thread keeps no gradients alive
+
+    def _messages_of(self, request: StreamRequest) -> Messages:
+        for message in request.messages():
+            yield message
+            request.num_sent += 1
+            self.moved_at = time.monotonic()
+            if request.is_settled:
+                return  # refused at its first chunk: the rest would be sent for nothing
+        request.sent_at = time.monotonic()
+
+    def _read(self) -> None:
+        try:
+            for response in self._call:
+                self._deliver(response)
+                del response
+            error: ShardamError = ShardUnreachable(f"{self.peer} has ended the stream", metadata={"peer": self.peer})
+        except grpc.RpcError as problem:
+            error = _stream_error(problem, self.peer)
+        except Exception as problem:  # the thread's edge: whoever waits is told
+            logger.exception("%s: the stream's reader failed", self.peer)
+            error = ShardUnreachable(f"{self.peer}: its answers could not be read: {problem!r}")
+        self.end(error)
+
+    def _deliver(self, response: embedding_pb2.ExchangeResponse) -> None:
+        self.heard_at = time.monotonic()
+        with self._changed:
+            request = self._pending.pop(response.request_id, None)
+        if request is None:
+            return  # the answer of a request that was given up
+        if response.HasField("refusal"):
+            refusal = response.refusal
+            request.settle(make_error(refusal.reason, refusal.message, dict(refusal.metadata)))
+        else:
+            request.settle(response)
+
+
+def _stream_error(problem: grpc.RpcError, peer: str) -> ShardamError:
+    """Returns what a stream's end means for what waited on it: the outcome is unknown, unless the client has ended."""
+    error = translate(problem, peer)
+    if error.rule.retryable or ends_client(error):
+        return error
+    return ShardUnreachable(f"{peer}: the stream broke: {error.message}", metadata={"peer": peer})

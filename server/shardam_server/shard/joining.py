@@ -1,0 +1,270 @@
+"""A shard's way into its cluster: the cluster's entry, its state, its name, the route map, its tables.
+
+Source: PROTOCOL.md, sections 6 and 9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from shardam_proto.errors import BadOption, RedisUnreachable, ShardNotReady, WrongCluster
+from shardam_proto.registry import ClusterEntry
+from shardam_proto.routing import RouteMap
+from shardam_proto.v1 import shard_pb2
+from shardam_server.settings import ShardSettings
+from shardam_server.shard.context import ShardContext
+from shardam_server.shard.identity import random_63_bits
+from shardam_server.shard.known_lineages import is_lost
+from shardam_server.shard.membership import Membership
+from shardam_server.shard.registration import Lease, Registration, Standing
+from shardam_server.shard.renewal import RENEWALS_PER_LEASE
+from shardam_server.shard.state import ShardState
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIRST_WAIT_S = 0.05
+LONGEST_WAIT_S = 1.0
+"""Waits between two looks at Redis double from the first to the longest, so that a start is quick and an outage cheap."""
+
+TAKEN_LEASES = 2.5
+"""A name that is still held after so many leases is being renewed by a living process."""
+
+
+class Joining:
+    """Brings a shard into the cluster. Waits as long as it takes, and says for what.
+
+    Args:
+        shard: the shard.
+        settings: its settings.
+        registration: its entries in Redis.
+        membership: its place in the cluster.
+        make_state: makes an empty state.
+    """
+
+    def __init__(
+        self,
+        shard: ShardContext,
+        settings: ShardSettings,
+        registration: Registration,
+        membership: Membership,
+        make_state: Callable[[], ShardState],
+    ) -> None:
+        self._shard = shard
+        self._settings = settings
+        self._registration = registration
+        self._membership = membership
+        self._make_state = make_state
+
+    async def register(self) -> None:
+        """Takes the shard's name, with its state or as LOST.
+
+        Raises:
+            BadOption: the settings contradict the cluster.
+            WrongCluster: Redis or the folder belongs to another cluster, or another process holds this shard's name.
+            JournalFailed: the folder cannot be written.
+            ShardNotReady: another process came and went as this shard in the meantime.
+        """
+        shard, current = self._shard, self._shard.kept.current
+        if current is not None:
+            self._check_settings(current.cluster)
+            shard.identity.timeline = current.timeline
+            if current.epoch:
+                shard.identity.route_map = RouteMap(current.epoch, current.cluster.num_shards)
+        entry = await self._wait(f"Redis and the entry of cluster {self._settings.cluster!r}", self._cluster_entry)
+        self._check_cluster(entry)
+        self._check_settings(entry)
+        shard.identity.cluster = entry
+        await self._warn_of_eviction()
+        shared = await self._wait("Redis", self._registration.read_shared)
+        own = None if current is None else current.lineage
+        known = shared.lineages.get(shard.identity.index)
+        if is_lost(own, known, cluster_formed=shared.route_map is not None):
+            self._lose(known)
+        else:
+            await self._go_on(own)
+        standing = await self._take_name()
+        if own is None and shard.identity.lineage and standing.had_map:
+            raise self._overtaken()
+
+    async def finish(self) -> None:
+        """Waits for the route map, learns the cluster's tables, and registers as ready unless the shard is LOST."""
+        shard = self._shard
+        route_map = await self._wait("the other shards", self._route_map)
+        shard.identity.route_map = route_map
+        await shard.sequencer.change(lambda: shard.kept.note_epoch(route_map.epoch))
+        if shard.serving == shard_pb2.SERVING_STATE_LOST:
+            shard.waiting_for = f"its data folder, or `shardam forget-shard --index {shard.identity.index}`"
+            return
+        await self._membership.install(await self._wait("Redis", self._registration.load_tables))
+        self._membership.ready = True
+        lease = await self._wait("Redis", self._membership.renew)
+        if lease is not Lease.HELD:
+            raise WrongCluster(
+                f"shard {shard.identity.index} of cluster {self._settings.cluster!r} lost its name in Redis while it started "
+                f"({lease.value}); stop the other process, or use another --index or --cluster"
+            )
+
+    # -- the state
+
+    async def _go_on(self, own: int | None) -> None:
+        """Has all further changes kept: behind those of the state that was recovered, or from an empty start on."""
+        shard = self._shard
+        if own is not None:
+            shard.identity.lineage = own
+            await shard.sequencer.change(lambda: shard.kept.resume(shard.state))
+        else:
+            shard.identity.lineage = await begin_empty(shard)
+
+    def _overtaken(self) -> ShardNotReady:
+        """Returns the error of a start that was overtaken after Redis had been read; the next one knows what it met."""
+        return ShardNotReady(
+            f"another process served as shard {self._shard.identity.index} while this one started; start it again"
+        )
+
+    def _lose(self, known: int | None) -> None:
+        shard = self._shard
+        shard.identity.lineage = 0
+        shard.state = self._make_state()
+        shard.serving = shard_pb2.SERVING_STATE_LOST
+        folder = "no data folder" if shard.kept.folder is None else f"{shard.kept.folder}"
+        found = "" if shard.kept.current is None else f" of lineage {shard.kept.current.lineage}"
+        logger.error(
+            "%s (it started with %s%s; the cluster knows lineage %s)", shard.lost_message, folder, found, known or "unknown"
+        )
+
+    # -- steps; each runs off the event loop and returns None to be tried again
+
+    def _cluster_entry(self) -> ClusterEntry | None:
+        current = self._shard.kept.current
+        if current is not None:
+            return self._registration.publish_cluster(current.cluster, self._shard.identity.route_map)
+        if self._shard.identity.is_home:
+            return self._registration.create_cluster(self._settings.shards, self._settings.seed)
+        return self._registration.view().entry
+
+    def _route_map(self) -> RouteMap | None:
+        identity = self._shard.identity
+        own, view = identity.route_map, self._registration.view()
+        if view.route_map is not None and (own is None or view.route_map.epoch > own.epoch):
+            return self._checked(view.route_map)
+        if own is not None:
+            return own
+        num_shards = identity.require_cluster().num_shards
+        missing = [index for index in range(num_shards) if index not in view.shards]
+        if missing:
+            self._shard.waiting_for = f"shards {missing} to register"
+            return None
+        if not identity.is_home:
+            self._shard.waiting_for = "the home shard to make the route map"
+            return None
+        return self._checked(self._registration.publish_route_map(RouteMap(epoch=1, num_shards=num_shards)))
+
+    async def _take_name(self) -> Standing:
+        shard = self._shard
+        index, lease_s = shard.identity.index, self._settings.lease_s
+        deadline = asyncio.get_running_loop().time() + TAKEN_LEASES * lease_s
+        while True:
+            standing = await self._wait("Redis", self._membership.take)
+            if standing.lease is Lease.HELD:
+                return standing
+            if standing.lease is Lease.OTHER_LINEAGE:
+                raise self._overtaken()
+            if standing.lease is Lease.OTHER_CLUSTER:
+                found = (await self._wait("Redis", self._registration.read_shared)).cluster
+                if found is not None:
+                    self._check_cluster(found)
+                continue
+            shard.waiting_for = f"the name of shard {index}, which another process holds"
+            if asyncio.get_running_loop().time() > deadline:
+                holder = (await self._wait("Redis", self._registration.view)).shards.get(index)
+                where = "" if holder is None else f" (pid {holder.pid} at {holder.address})"
+                raise WrongCluster(
+                    f"shard {index} of cluster {self._settings.cluster!r} is already running{where}; stop it "
+                    "first, or use another --index or --cluster"
+                )
+            await asyncio.sleep(min(LONGEST_WAIT_S, lease_s / RENEWALS_PER_LEASE))
+
+    async def _warn_of_eviction(self) -> None:
+        policy = await asyncio.to_thread(self._registration.eviction_policy)
+        if policy not in (None, "noeviction"):
+            logger.warning(
+                "Redis may delete what the cluster keeps there: its maxmemory-policy is %s; set it to noeviction", policy
+            )
+
+    # -- checks
+
+    def _check_cluster(self, entry: ClusterEntry) -> None:
+        """Refuses a cluster that is not the folder's."""
+        known = self._shard.identity.cluster
+        kept = self._shard.kept
+        if kept.current is not None:
+            known = kept.current.cluster
+        if known is None or known.cluster_id == entry.cluster_id:
+            return
+        name = self._settings.cluster
+        if kept.current is None:
+            raise WrongCluster(
+                f"cluster {name!r} in Redis was id {known.cluster_id} and now is id {entry.cluster_id}; start this shard again"
+            )
+        raise WrongCluster(
+            f"{kept.folder} holds a shard of cluster id {known.cluster_id}, Redis knows cluster {name!r} as id "
+            f"{entry.cluster_id}. If shard 0 was started without its data folder, stop it and give it its folder back; or "
+            "delete this folder to start empty; or use another --cluster or --data-dir"
+        )
+
+    def _checked(self, route_map: RouteMap) -> RouteMap:
+        if route_map.num_shards != self._settings.shards:
+            raise self._other_count("has a route map over", route_map.num_shards)
+        return route_map
+
+    def _check_settings(self, entry: ClusterEntry) -> None:
+        if entry.num_shards != self._settings.shards:
+            raise self._other_count("was created with", entry.num_shards)
+        if "seed" in self._settings.model_fields_set and self._settings.seed != entry.seed:
+            raise BadOption(
+                f"cluster {self._settings.cluster!r} was created with seed {entry.seed}, this shard was started with --seed "
+                f"{self._settings.seed}; leave --seed out or use another --cluster name"
+            )
+
+    def _other_count(self, verb: str, num_shards: int) -> BadOption:
+        return BadOption(
+            f"cluster {self._settings.cluster!r} {verb} {num_shards} shards, this shard was started with --shards "
+            f"{self._settings.shards}; use --shards {num_shards} or another --cluster name"
+        )
+
+    # -- waiting
+
+    async def _wait(self, what: str, action: Callable[[], T | None]) -> T:
+        """Runs an action until it returns something, with back-off; Redis may come late."""
+        wait_s, announced = FIRST_WAIT_S, False
+        self._shard.waiting_for = what
+        while True:
+            try:
+                result = await asyncio.to_thread(action)
+                if result is not None:
+                    self._shard.waiting_for = ""
+                    return result
+            except RedisUnreachable as error:
+                self._shard.waiting_for = f"Redis: {error.message}"
+            if not announced and wait_s >= LONGEST_WAIT_S:
+                logger.info("waits for %s", self._shard.waiting_for)
+                announced = True
+            await asyncio.sleep(wait_s)
+            wait_s = min(LONGEST_WAIT_S, wait_s * 2)
+
+
+async def begin_empty(shard: ShardContext) -> int:
+    """Has an empty state kept from now on; returns its new lineage, which the shard's identity does not have yet.
+
+    Raises:
+        JournalFailed: the folder cannot be written.
+    """
+    lineage, identity = random_63_bits(), shard.identity
+    cluster, epoch = identity.require_cluster(), 0 if identity.route_map is None else identity.route_map.epoch
+    await shard.sequencer.change(lambda: shard.kept.begin(cluster, lineage, identity.timeline, epoch, shard.state))
+    return lineage

@@ -1,0 +1,289 @@
+"""One Exchange stream: requests in their order, changes applied in it, answers as they come (PROTOCOL.md, section 3).
+
+A request is admitted before the next message is read: a change then has its place in the sequencer's order, whatever becomes of
+the stream. What a request waits for, it waits for in a task of its own, which later messages pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from shardam_proto.errors import BadOption, ShardamError, ShardNotReady, ShardUnreachable
+from shardam_proto.v1 import common_pb2, embedding_pb2, shard_pb2
+from shardam_server.shard.chunks import ChunkedPart
+from shardam_server.shard.context import ShardContext
+from shardam_server.shard.front import encoded_size, explain, is_cancelled
+from shardam_server.shard.parking import Window
+from shardam_server.shard.services.exchange_chunks import StreamChunks, is_chunk
+from shardam_server.shard.services.pulls import Pulls
+from shardam_server.shard.services.pushes import Pushes, PushPart
+from shardam_server.shard.services.row_changes import RowChanges
+
+logger = logging.getLogger(__name__)
+
+Answer = Callable[[], Awaitable[embedding_pb2.ExchangeResponse | bytes]]
+"""Waits for a request's answer, encoded or not."""
+
+METHOD_OF_KIND = {"pull": "Pull", "push": "Push"}
+"""Kinds of requests whose duration is measured, by the name of the unary call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeWork:
+    """What requests do, in the stream as in unary calls.
+
+    Attributes:
+        pulls: reads weights.
+        pushes: applies parts and closes numbers.
+        row_changes: changes rows.
+    """
+
+    pulls: Pulls
+    pushes: Pushes
+    row_changes: RowChanges
+
+    def apply(self, message: embedding_pb2.ExchangeRequest, request_id: int) -> embedding_pb2.ExchangeResponse:
+        """Applies a change that came as one message; on the sequencer's thread.
+
+        Raises:
+            ShardamError: it is refused; nothing has changed.
+        """
+        answer = embedding_pb2.ExchangeResponse(request_id=request_id)
+        match message.WhichOneof("request"):
+            case "push":
+                answer.push.CopyFrom(self.pushes.apply(PushPart.of_message(message.push)))
+            case "close_number":
+                answer.close_number.CopyFrom(self.pushes.close_number(message.close_number))
+            case "assign_rows":
+                answer.assign_rows.CopyFrom(self.row_changes.assign(message.assign_rows))
+            case "delete_rows":
+                answer.delete_rows.CopyFrom(self.row_changes.delete(message.delete_rows))
+            case "clear_moments":
+                answer.clear_moments.CopyFrom(self.row_changes.clear_moments(message.clear_moments))
+            case kind:
+                raise AssertionError(f"{kind} is no change")
+        return answer
+
+    def apply_chunks(self, part: ChunkedPart) -> embedding_pb2.ExchangeResponse:
+        """Applies a part that came in chunks; on the sequencer's thread.
+
+        Raises:
+            ShardamError: it is refused; nothing has changed.
+        """
+        push = self.pushes.apply(PushPart.of_chunks(part))
+        return embedding_pb2.ExchangeResponse(request_id=part.head.header.request_id, push=push)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """A request that has to be answered.
+
+    Attributes:
+        kind: the field of its message.
+        request_id: its id.
+        arrived: time.perf_counter() of its first message.
+        held_bytes: what it and its answer hold until it is answered, beside what the sequencer counts.
+    """
+
+    kind: str
+    request_id: int
+    arrived: float
+    held_bytes: int = 0
+
+
+class ExchangeStream:
+    """One stream from its start to its end; made on the event loop.
+
+    Args:
+        shard: the shard.
+        work: what requests do.
+        context: the call.
+    """
+
+    def __init__(
+        self,
+        shard: ShardContext,
+        work: ExchangeWork,
+        context: grpc.aio.ServicerContext[embedding_pb2.ExchangeRequest, embedding_pb2.ExchangeResponse],
+    ) -> None:
+        self._shard = shard
+        self._work = work
+        self._context = context
+        self._window = Window()
+        self._writing = asyncio.Lock()
+        self._answers: set[asyncio.Task[None]] = set()
+        self._last_change: asyncio.Future[embedding_pb2.ExchangeResponse] | None = None
+        self._chunks = StreamChunks(shard.streams.open_parts, work.pushes, self._refuse_part)
+
+    async def run(self) -> None:
+        """Serves until the client has sent its last request or the shard drains, and all that was accepted is answered.
+
+        Raises:
+            ShardNotReady: the shard drains already.
+            BadOption: a message is not protobuf of this service.
+        """
+        if self._shard.serving == shard_pb2.SERVING_STATE_DRAINING:
+            raise ShardNotReady(f"shard {self._shard.identity.index} is draining; try again")
+        with self._shard.streams.opened():
+            reading = asyncio.create_task(self._read_all())
+            draining = asyncio.create_task(self._shard.streams.wait_for_drain())
+            try:
+                await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done():
+                    # What is read from here on is refused as NOT_READY; a client that goes on sending must not hold this up.
+                    self._chunks.refuse(ShardNotReady(f"shard {self._shard.identity.index} is draining; send the part again"))
+                    await self._answered()
+                stopped = not reading.done() and reading.cancel()
+                await self._answered()
+                if not stopped:
+                    reading.result()  # raises why the stream cannot be read
+            finally:
+                for task in (reading, draining, *self._answers):
+                    task.cancel()
+                self._chunks.drop()
+
+    async def _answered(self) -> None:
+        """Waits until what has been asked so far is answered."""
+        if self._answers:
+            await asyncio.wait(set(self._answers))
+
+    async def _read_all(self) -> None:
+        while True:
+            await self._window.wait_for_room()
+            await self._shard.sequencer.wait_for_room()
+            try:
+                message = await self._context.read()
+            except DecodeError as error:
+                raise BadOption(
+                    f"the stream holds what is no ExchangeRequest: {error}; use matching shardam packages"
+                ) from error
+            if message is grpc.aio.EOF:  # type: ignore[comparison-overlap]  # the stubs leave it out
+                return
+            self._shard.metrics.received_bytes.inc(message.ByteSize())
+            self._take(message)
+
+    def _take(self, message: embedding_pb2.ExchangeRequest) -> None:
+        """Admits a message or refuses it; a chunk that is not a part's last has no answer."""
+        kind = message.WhichOneof("request")
+        header = common_pb2.RequestHeader() if kind is None else getattr(message, kind).header
+        asked = _Asked(kind or "request", header.request_id, time.perf_counter())
+        try:
+            if kind is None:
+                raise BadOption("the message holds none of the requests that this version knows; use matching shardam packages")
+            _check_header(kind, header)
+            if kind == "push" and is_chunk(header):
+                self._admit_chunk(message.push, asked)
+            else:
+                self._admit(message, asked, header)
+        except Exception as error:  # noqa: BLE001 - the edge of one request; explain() logs what is no refusal
+            if kind == "push" and is_chunk(header):
+                self._chunks.forget(header)
+            self._refuse(asked, error)
+
+    def _admit(self, message: embedding_pb2.ExchangeRequest, asked: _Asked, header: common_pb2.RequestHeader) -> None:
+        self._shard.check_serving(header)
+        if asked.kind == "pull":
+            held_bytes = message.ByteSize() + self._work.pulls.answer_bytes(message.pull)
+            self._start(dataclasses.replace(asked, held_bytes=held_bytes), self._pull(message.pull))
+        else:
+            self._start(asked, self._change(lambda: self._work.apply(message, asked.request_id), message.ByteSize()))
+
+    def _admit_chunk(self, push: embedding_pb2.PushRequest, asked: _Asked) -> None:
+        if self._chunks.is_refused(push.header):
+            return
+        self._shard.check_serving(push.header, chunks=True)
+        part = self._chunks.take(push, asked.arrived)
+        if part is not None:
+            whole = dataclasses.replace(asked, arrived=part.arrived)
+            self._start(whole, self._change(lambda: self._work.apply_chunks(part), part.sizes.total_bytes))
+
+    def _change(self, apply: Callable[[], embedding_pb2.ExchangeResponse], num_bytes: int) -> Answer:
+        """Gives a change its place in the order of all; from here on it is applied whatever becomes of the stream."""
+        applied = self._last_change = self._shard.submit(apply, num_bytes)
+        return lambda: self._shard.settle(applied)
+
+    def _pull(self, request: embedding_pb2.PullRequest) -> Answer:
+        """Lets a pull read once the changes before it on this stream are applied, within its budget."""
+        before = self._last_change
+
+        async def read() -> bytes:
+            if before is not None and not before.done():
+                with self._shard.streams.parking.place():
+                    await asyncio.wait({before})
+                self._shard.tenure.check()  # time has passed
+            return await self._work.pulls.read(request, on_stream=True)
+
+        async def read_in_time() -> bytes:
+            budget_s = request.header.budget_s
+            try:
+                async with asyncio.timeout(budget_s or None):
+                    return await read()
+            except TimeoutError:
+                raise ShardUnreachable(
+                    f"the pull waited for its budget of {budget_s:g} s; pull again, or with more time",
+                    metadata={"budget_s": str(budget_s)},
+                ) from None
+
+        return read_in_time
+
+    def _refuse(self, asked: _Asked, error: Exception) -> None:
+        async def fail() -> embedding_pb2.ExchangeResponse:
+            raise error
+
+        self._start(asked, fail)
+
+    def _refuse_part(self, part: ChunkedPart, error: ShardamError) -> None:
+        self._refuse(_Asked("push", part.head.header.request_id, part.arrived), error)
+
+    def _start(self, asked: _Asked, answer: Answer) -> None:
+        self._window.enter(asked.held_bytes)
+        task = asyncio.create_task(self._respond(asked, answer))
+        self._answers.add(task)
+
+        def leave(_: asyncio.Task[None]) -> None:
+            self._answers.discard(task)
+            self._window.leave(asked.held_bytes)
+
+        task.add_done_callback(leave)
+
+    async def _respond(self, asked: _Asked, answer: Answer) -> None:
+        """Waits for an answer and sends it."""
+        metrics = self._shard.metrics
+        try:
+            response = await answer()
+        except (Exception, asyncio.CancelledError) as failure:
+            if is_cancelled(failure):
+                raise
+            error = explain(failure, f"Exchange {asked.kind}", asked.request_id, metrics)
+            refusal = embedding_pb2.Refusal(reason=error.reason, message=error.message, metadata=error.metadata)
+            response = embedding_pb2.ExchangeResponse(request_id=asked.request_id, refusal=refusal)
+        else:
+            metrics.observe(METHOD_OF_KIND.get(asked.kind, asked.kind), time.perf_counter() - asked.arrived)
+        try:
+            async with self._writing:
+                await self._shard.streams.turns.take(encoded_size(response))
+                await self._context.write(response)  # type: ignore[arg-type]  # the front sends bytes as they are
+        except grpc.aio.BaseError as failure:
+            logger.debug("the answer of %s could not be sent: %s", asked.kind, failure, extra={"request_id": asked.request_id})
+        else:
+            metrics.sent_bytes.inc(encoded_size(response))
+
+
+def _check_header(kind: str, header: common_pb2.RequestHeader) -> None:
+    """Checks what only requests on a stream need.
+
+    Raises:
+        BadOption: no request_id, or a budget that is no time.
+    """
+    if not header.request_id:
+        raise BadOption(f"a {kind} on a stream needs a request_id, or its answer could not be told from others")
+    if not 0 <= header.budget_s < math.inf:
+        raise BadOption(f"budget_s must be finite and at least 0, got {header.budget_s:g}")

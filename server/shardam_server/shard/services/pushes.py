@@ -1,0 +1,168 @@
+"""Pushes and closed numbers, however they came: one message, chunks of a stream, unary or not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import xxhash
+
+from shardam_proto.errors import BadOption, WrongShape
+from shardam_proto.v1 import common_pb2, embedding_pb2
+from shardam_server.shard.chunks import ChunkedPart, PartSizes
+from shardam_server.shard.clients import Origin, Outcome
+from shardam_server.shard.context import ShardContext
+from shardam_server.shard.option_messages import decode_options
+from shardam_server.shard.services.decoding import (
+    FLOAT_BYTES,
+    ID_BYTES,
+    Buffer,
+    check_owned,
+    decode_sections,
+    find_tables,
+    split_rows,
+)
+from shardam_server.shard.table import GradientSection, Table
+
+
+@dataclasses.dataclass(frozen=True)
+class PushPart:
+    """A whole part.
+
+    Attributes:
+        head: header, options and sections; whatever else it holds is not looked at.
+        row_ids: ids of all sections, little-endian int64.
+        rows: gradients of all sections, little-endian float32.
+    """
+
+    head: embedding_pb2.PushRequest
+    row_ids: Buffer
+    rows: Buffer
+
+    @classmethod
+    def of_message(cls, request: embedding_pb2.PushRequest) -> PushPart:
+        """Returns the part that came as one message.
+
+        Raises:
+            BadOption: it has what only chunks have.
+        """
+        if request.total_bytes:
+            raise BadOption(f"total_bytes is for parts in chunks; one message leaves it at zero, got {request.total_bytes}")
+        return cls(request, request.row_ids, request.rows)  # each access to a field of bytes copies it
+
+    @classmethod
+    def of_chunks(cls, part: ChunkedPart) -> PushPart:
+        """Returns the part that came in chunks; its ids and gradients are views of the part's buffer."""
+        return cls(part.head, part.row_ids, part.rows)
+
+    def digest(self) -> bytes:
+        """Returns the digest of the content: options, sections, ids and gradients; not how or when it came."""
+        digest = xxhash.xxh3_128()
+        for message in (*self.head.options, *self.head.sections):
+            digest.update(message.SerializeToString(deterministic=True) + b"\n")
+        digest.update(self.row_ids)
+        digest.update(self.rows)
+        return b"push" + digest.digest()
+
+
+class Pushes:
+    """Applies parts to one shard.
+
+    Args:
+        shard: the shard.
+    """
+
+    def __init__(self, shard: ShardContext) -> None:
+        self._shard = shard
+
+    def apply(self, part: PushPart) -> embedding_pb2.PushResponse:
+        """Applies a part, or answers its repeat; on the sequencer's thread.
+
+        Raises:
+            ShardamError: it is refused; nothing has changed.
+        """
+        shard, header = self._shard, part.head.header
+        origin = Origin(header.client_id, header.number, part.digest())
+
+        def apply() -> Outcome:
+            return shard.state.push(self._sections(part), origin)
+
+        outcome, repeated = shard.state.run_number(origin, apply)
+        if not repeated:
+            shard.metrics.pushes.inc()
+            shard.metrics.rows_pushed.inc(len(part.row_ids) // ID_BYTES)
+        return embedding_pb2.PushResponse(
+            header=shard.header(header, header.number), steps=_table_steps(outcome), repeated_number=repeated
+        )
+
+    def close_number(self, request: embedding_pb2.CloseNumberRequest) -> embedding_pb2.CloseNumberResponse:
+        """Uses a number up without its change, or answers the repeat; on the sequencer's thread.
+
+        Raises:
+            ShardamError: it is refused; nothing has changed.
+        """
+        shard, header, kind = self._shard, request.header, request.kind
+        if kind not in (embedding_pb2.CLOSE_KIND_SKIP, embedding_pb2.CLOSE_KIND_VOID):
+            raise BadOption(f"kind must be SKIP or VOID, got {kind}")
+        if kind == embedding_pb2.CLOSE_KIND_SKIP and request.table_ids:
+            raise BadOption("SKIP steps no table; table_ids must be empty")
+        table_ids = list(request.table_ids)
+        origin = Origin(header.client_id, header.number, f"close {kind} {sorted(table_ids)}".encode())
+        outcome, repeated = shard.state.run_number(origin, lambda: shard.state.void(table_ids, origin))
+        return embedding_pb2.CloseNumberResponse(
+            header=shard.header(header, header.number), steps=_table_steps(outcome), repeated_number=repeated
+        )
+
+    def check_first_chunk(self, request: embedding_pb2.PushRequest) -> PartSizes:
+        """Checks the form of a part by its chunk 0 and returns what its sections need.
+
+        Raises:
+            ShardamError: an unknown table, a malformed section, or another total than the sections need.
+        """
+        tables = self._tables(request)
+        num_rows = [section.num_rows for section in request.sections]
+        sizes = PartSizes(
+            row_ids_bytes=sum(num_rows) * ID_BYTES,
+            rows_bytes=sum(rows * table.spec.dim for rows, table in zip(num_rows, tables, strict=True)) * FLOAT_BYTES,
+        )
+        if request.total_bytes != sizes.total_bytes:
+            raise WrongShape(f"total_bytes is {request.total_bytes}, the sections need {sizes.total_bytes} for ids and rows")
+        return sizes
+
+    def _tables(self, head: embedding_pb2.PushRequest) -> list[Table]:
+        """Returns the table of each section of a part whose head is well formed.
+
+        Raises:
+            ShardamError: it is not.
+        """
+        tables = find_tables(self._shard.state, head.sections)
+        if len({table.table_id for table in tables}) != len(tables):
+            raise WrongShape("a push names a table in two sections; merge them into one")
+        for table, section in zip(tables, head.sections, strict=True):
+            if section.options_index >= len(head.options):
+                raise BadOption(
+                    f"table {table.spec.name!r}: options_index {section.options_index} lies outside the push's "
+                    f"{len(head.options)} options"
+                )
+        return tables
+
+    def _sections(self, part: PushPart) -> list[GradientSection]:
+        """Checks a part's form and routes.
+
+        Raises:
+            ShardamError: a section is malformed or misrouted.
+        """
+        shard, head = self._shard, part.head
+        decoded = decode_sections(self._tables(head), head.sections, part.row_ids)
+        result = []
+        for section, gradients in zip(decoded, split_rows(decoded, part.rows), strict=True):
+            options = head.options[section.message.options_index]
+            section.table.check_ids(section.row_ids)
+            check_owned(shard.identity, section.table, section.row_ids)
+            result.append(
+                GradientSection(section.table, section.row_ids, gradients, decode_options(options), options.grad_scale)
+            )
+        return result
+
+
+def _table_steps(outcome: Outcome) -> list[common_pb2.TableStep]:
+    return [common_pb2.TableStep(table_id=table_id, table_step=step) for table_id, step in outcome.steps.items()]

@@ -1,0 +1,82 @@
+"""How a shard's own status is said to an operator, by `shardam status`, REST and the console in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardam_proto.v1 import shard_pb2
+
+LOST = "lost"
+DEGRADED = "degraded"
+
+STATES: Mapping[shard_pb2.ServingState.ValueType, str] = {
+    shard_pb2.SERVING_STATE_STARTING: "starting",
+    shard_pb2.SERVING_STATE_SERVING: "serving",
+    shard_pb2.SERVING_STATE_DRAINING: "draining",
+    shard_pb2.SERVING_STATE_LOST: LOST,
+    shard_pb2.SERVING_STATE_SUSPENDED: "suspended",
+}
+
+JOURNAL_MODES: Mapping[shard_pb2.JournalMode.ValueType, str] = {
+    shard_pb2.JOURNAL_MODE_OFF: "off",
+    shard_pb2.JOURNAL_MODE_WRITE: "write",
+    shard_pb2.JOURNAL_MODE_FSYNC: "fsync",
+}
+
+JOURNAL_STATES: Mapping[shard_pb2.JournalState.ValueType, str] = {
+    shard_pb2.JOURNAL_STATE_OK: "ok",
+    shard_pb2.JOURNAL_STATE_SUSPENDED: DEGRADED,  # "suspended" is a state of the shard
+    shard_pb2.JOURNAL_STATE_FULL: "full",
+    shard_pb2.JOURNAL_STATE_FAILED: "failed",
+}
+
+_BLOCKED = {
+    shard_pb2.JOURNAL_STATE_FULL: ("JOURNAL_FULL", "the disk of its journal is full", "make room on it"),
+    shard_pb2.JOURNAL_STATE_FAILED: ("JOURNAL_FAILED", "its journal failed", "start the shard again"),
+}
+"""States of a journal in which the shard takes no changes: reason, what happened, what to do if the shard does not say it."""
+
+
+def state_word(status: shard_pb2.GetStatusResponse) -> str:
+    """Returns the state in one word; "unknown" for one of a newer version."""
+    return STATES.get(status.state, "unknown")
+
+
+def problem_of(index: int, status: shard_pb2.GetStatusResponse) -> tuple[str, str] | None:
+    """Says why a shard does not take pulls and changes now.
+
+    Args:
+        index: its index.
+        status: its own answer.
+
+    Returns:
+        A reason of shardam_proto.errors, and words that follow the shard's name; None: it takes both.
+    """
+    if status.state == shard_pb2.SERVING_STATE_LOST:
+        return "SHARD_LOST", (
+            "is LOST: it started without the rows that the cluster knows it had; start it with its own data folder, or give "
+            f"its rows up with `shardam forget-shard --index {index}` and train again"
+        )
+    if status.state == shard_pb2.SERVING_STATE_SUSPENDED:
+        return "NOT_READY", (
+            "is suspended: it was paused beyond half of its lease and waits until Redis confirms that its name is its own"
+        )
+    if status.state != shard_pb2.SERVING_STATE_SERVING:
+        waits = f" and waits for {status.waiting_for}" if status.waiting_for else ""
+        return "NOT_READY", f"is {state_word(status)}{waits}"
+    if status.journal_state in _BLOCKED:
+        reason, what, remedy = _BLOCKED[status.journal_state]
+        return reason, f"takes no changes: {what}; {status.journal_problem or remedy}"
+    return None
+
+
+def warning_of(status: shard_pb2.GetStatusResponse) -> str | None:
+    """Says what an operator should know of a shard that serves; None: nothing. The words follow the shard's name."""
+    if status.journal_state == shard_pb2.JOURNAL_STATE_SUSPENDED:
+        return (
+            "is DEGRADED: changes are acknowledged without its journal, and a crash would lose them; "
+            f"{status.journal_problem or 'make room on the disk of its journal'}"
+        )
+    if status.journal_state not in _BLOCKED and status.journal_problem:
+        return status.journal_problem
+    return None

@@ -1,0 +1,99 @@
+"""Any history, killed at any byte of its journal, comes back as a prefix of itself; and goes on from there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shardam_testing.shard_histories import (
+    CLIENTS,
+    SPECS,
+    Change,
+    abandon,
+    all_bits,
+    assign,
+    begin_store,
+    bits_after,
+    clear_moments,
+    come_back,
+    delete,
+    find,
+    make_tables,
+    new_state,
+    push,
+    void,
+    write_base,
+)
+
+from shardam_server.shard.journal.frames import JOURNAL_MAGIC, FrameReader
+from shardam_server.shard.state import ShardState
+
+NAMES = [spec.name for spec in SPECS]
+
+Draw = Callable[[np.random.Generator, list[str]], Change]
+
+KINDS: dict[str, Draw] = {
+    "push": lambda rng, names: push(rng, *names),
+    "push of many": lambda rng, names: push(rng, *names, client_id=CLIENTS[1], num_rows=40),
+    "void": lambda rng, names: void(*names, client_id=CLIENTS[0]),
+    "assign": lambda rng, names: assign(rng, names[0], moments=bool(rng.integers(2)), if_absent=bool(rng.integers(2))),
+    "delete": lambda rng, names: delete(rng, names[0]),
+    "clear": lambda rng, names: clear_moments(rng, names[0]),
+    "steps": lambda rng, names: lambda state: raise_one_step(state, names[0]),
+    "base": lambda rng, names: lambda state: None,
+}
+
+
+def raise_one_step(state: ShardState, name: str) -> None:
+    table = find(state, name)
+    state.raise_steps({table.table_id: table.step + 3})
+
+
+@settings(max_examples=40)
+@given(
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=12),
+    names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True),
+    seed=st.integers(0, 2**32 - 1),
+    where=st.floats(0, 1),
+)
+def test_a_crash_at_any_byte_leaves_a_prefix_and_the_rest_makes_it_whole(
+    kinds: list[str], names: list[str], seed: int, where: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        data_dir, state = Path(folder), new_state()
+        store = begin_store(data_dir, state)
+        changes: list[Change] = [
+            lambda state: state.install(make_tables()),
+            lambda state: state.open_client(CLIENTS[0]),
+            lambda state: state.open_client(CLIENTS[1], heartbeats=True),
+            *(KINDS[kind](rng, names) for kind in kinds),
+        ]
+        history = [all_bits(state)]
+        for change, kind in zip(changes, ["", "", "", *kinds], strict=True):
+            change(state)
+            history.append(all_bits(state))
+            if kind == "base":
+                write_base(store)
+        abandon(store)
+        path = max(store.path.glob("journal-*"))
+        data, first = path.read_bytes(), end_of_header(path)
+        size = first + round(where * (len(data) - first))
+        path.write_bytes(data[:size])
+        with come_back(data_dir) as (_, back):
+            num_kept = history.index(all_bits(back))
+            assert size < len(data) or history[num_kept] == history[-1]
+            for change in changes[num_kept:]:
+                change(back)
+        assert bits_after(data_dir) == history[-1]
+
+
+def end_of_header(path: Path) -> int:
+    with FrameReader(path, JOURNAL_MAGIC) as frames:
+        frames.read_preamble()
+        frames.next(None)
+        return frames.offset

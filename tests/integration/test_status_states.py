@@ -1,0 +1,122 @@
+"""`shardam status` says how each shard and its journal are; what stops training is exit status 1, the rest is a note."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from shardam_testing.fake_shards import FakeCluster, running_fake_shards
+from shardam_testing.processes import Valkey, clean_environment, running_valkey
+
+from shardam_proto.v1 import shard_pb2
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@pytest.fixture
+def shards(valkey: Valkey) -> Iterator[FakeCluster]:
+    """Two shards that serve with a journal, registered as cluster `test`."""
+    with running_fake_shards(2) as cluster, contextlib.closing(valkey.client()) as connection:
+        cluster.register(connection)
+        for shard in cluster.shards:
+            shard.status = shard_pb2.GetStatusResponse(
+                journal_mode=shard_pb2.JOURNAL_MODE_WRITE,
+                journal_state=shard_pb2.JOURNAL_STATE_OK,
+                journal_bytes=3 * 2**20,
+                data_folder=f"/data/shard-{shard.index}",
+                queue_bytes=2048,
+                reserved_bytes=4096,
+                parked_requests=7,
+            )
+        yield cluster
+
+
+def status(valkey: Valkey, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shardam_server", "status", "--cluster", "test", *flags],
+        env=clean_environment(SHARDAM_REDIS_URL=valkey.url),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_journal_and_what_waits_are_said_of_every_shard(valkey: Valkey, shards: FakeCluster) -> None:
+    done = status(valkey)
+    assert (done.returncode, done.stderr) == (0, "")
+    for index in range(2):
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"shard {index}")]
+        assert line.split("  ") == [
+            f"shard {index}",
+            "journal write",
+            "3.0 MiB since its base",
+            f"/data/shard-{index}",
+            "waiting 2.0 KiB",
+            "reserved 4.0 KiB",
+            "parked 7",
+        ]
+    assert "note:" not in done.stdout
+    shown = json.loads(status(valkey, "--json").stdout)["shards"][0]
+    assert (shown["journal_mode"], shown["journal_state"], shown["journal_problem"]) == ("write", "ok", None)
+    assert (shown["journal_bytes"], shown["data_folder"]) == (3 * 2**20, "/data/shard-0")
+    assert (shown["queue_bytes"], shown["reserved_bytes"], shown["parked_requests"]) == (2048, 4096, 7)
+
+
+def test_a_degraded_journal_is_a_note_and_exit_status_0(valkey: Valkey, shards: FakeCluster) -> None:
+    shards.shards[1].status.journal_state = shard_pb2.JOURNAL_STATE_SUSPENDED
+    shards.shards[1].status.journal_problem = "the disk of /data/shard-1 is full: make room"
+    done = status(valkey)
+    assert done.returncode == 0
+    assert "journal write (DEGRADED)" in done.stdout
+    assert "note: shard 1 is DEGRADED: " in done.stdout
+    assert "the disk of /data/shard-1 is full: make room\n" in done.stdout
+    assert done.stdout.endswith("all shards are ready\n")
+    value = json.loads(status(valkey, "--json").stdout)
+    assert (value["ready"], value["problems"], len(value["warnings"])) == (True, [], 1)
+    assert value["shards"][1]["journal_state"] == "degraded"
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (shard_pb2.SERVING_STATE_LOST, "is LOST: it started without the rows"),
+        (shard_pb2.SERVING_STATE_SUSPENDED, "is suspended: it was paused beyond half of its lease"),
+        (shard_pb2.SERVING_STATE_DRAINING, "is draining"),
+    ],
+)
+def test_a_shard_that_does_not_serve_is_missing_and_exit_status_1(
+    valkey: Valkey, shards: FakeCluster, state: shard_pb2.ServingState.ValueType, words: str
+) -> None:
+    shards.shards[1].state = state
+    done = status(valkey)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"missing: shard 1 {words}" in done.stdout
+    assert ("`shardam forget-shard --index 1`" in done.stdout) == (state == shard_pb2.SERVING_STATE_LOST)
+    value = json.loads(status(valkey, "--json").stdout)
+    assert value["ready"] is False
+    assert value["shards"][1]["state"] == shard_pb2.ServingState.Name(state).removeprefix("SERVING_STATE_").lower()
+
+
+@pytest.mark.parametrize(
+    ("state", "word"), [(shard_pb2.JOURNAL_STATE_FULL, "FULL"), (shard_pb2.JOURNAL_STATE_FAILED, "FAILED")]
+)
+def test_a_journal_that_stops_changes_is_missing_and_exit_status_1(
+    valkey: Valkey, shards: FakeCluster, state: shard_pb2.JournalState.ValueType, word: str
+) -> None:
+    shards.shards[0].status.journal_state = state
+    shards.shards[0].status.journal_problem = "what the shard says of it"
+    done = status(valkey)
+    assert done.returncode == 1
+    assert f"journal write ({word})" in done.stdout
+    assert "missing: shard 0 takes no changes: " in done.stdout
+    assert "what the shard says of it\n" in done.stdout
+    assert "note:" not in done.stdout

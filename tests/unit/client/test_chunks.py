@@ -1,0 +1,126 @@
+"""Pushes above a chunk: cut, put together, and begun again at chunk 0 whatever happens in between."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shardam_testing.scripted_client import ScriptedClient, pushed, scripted_client
+from shardam_testing.scripted_shards import LOSE_ANSWER, SWALLOW
+
+from shardam import _messages
+from shardam._messages import Payload, PushPart
+from shardam.errors import QueueFull, RowLimit
+from shardam_proto.v1 import common_pb2
+
+CHUNK = 4096
+ROWS = 1000
+DIM = 8
+NUM_CHUNKS = -(-ROWS * (8 + 4 * DIM) // CHUNK)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedClient]:
+    monkeypatch.setattr(_messages, "CHUNK_BYTES", CHUNK)
+    with scripted_client(2) as client:
+        yield client
+
+
+def large(client: ScriptedClient, shard: int, value: float = 1.0) -> None:
+    client.pusher.submit(client.push_of(client.ids_of(shard, ROWS), value, DIM))
+
+
+def test_a_part_of_one_chunk_is_one_message_as_ever(client: ScriptedClient) -> None:
+    client.push(1)
+    (header,) = client.shards[1].headers
+    assert (header.chunk_index, header.num_chunks) == (0, 0)
+    assert client.shards[1].num_chunks == 0
+
+
+@pytest.mark.case("C087")
+def test_a_large_part_travels_in_chunks_and_is_one_change(client: ScriptedClient) -> None:
+    large(client, 1, value=3.0)
+    client.push(0)
+    shard = client.shards[1]
+    assert shard.num_chunks == NUM_CHUNKS
+    assert shard.seen[0] == ("push", 1, client.ids_of(1, ROWS).tolist())
+    np.testing.assert_array_equal(np.frombuffer(shard.rows_of[1], "<f4"), np.full(ROWS * DIM, 3.0, np.float32))
+    assert client.shards[0].num_chunks == 0
+    assert client.endings() == [pushed(1, 2)] * 2
+
+
+@pytest.mark.parametrize("chunk", range(NUM_CHUNKS))
+def test_a_stream_cut_at_any_chunk_begins_the_part_again_and_nothing_is_half_applied(
+    client: ScriptedClient, chunk: int
+) -> None:
+    client.shards[1].cuts.append(chunk)
+    for value in (1.0, 2.0, 3.0):
+        large(client, 1, value)
+    client.pusher.flush()
+    shard = client.shards[1]
+    assert shard.fired == {f"cut at chunk {chunk}": 1}
+    assert shard.closed == pushed(1, 2, 3)
+    assert shard.num_streams == 2
+    for number in (1, 2, 3):
+        np.testing.assert_array_equal(np.frombuffer(shard.rows_of[number], "<f4"), np.full(ROWS * DIM, number, np.float32))
+
+
+@pytest.mark.parametrize("fault", [LOSE_ANSWER, QueueFull("no room to reserve")], ids=str)
+def test_a_large_part_is_resent_whole_and_is_a_repeat_to_the_shard(client: ScriptedClient, fault: object) -> None:
+    shard = client.shards[1]
+    shard.faults.append(fault)  # type: ignore[arg-type]  # a Fault
+    large(client, 1)
+    large(client, 1, 2.0)
+    client.pusher.flush()
+    assert sum(shard.fired.values()) == 1
+    assert shard.closed == pushed(1, 2)
+    assert shard.num_chunks >= 3 * NUM_CHUNKS
+
+
+def test_a_large_part_refused_for_good_is_closed_without_chunks(client: ScriptedClient) -> None:
+    client.shards[1].faults_of[1] = collections.deque([RowLimit("full")])
+    large(client, 1)
+    large(client, 1)
+    with pytest.raises(RowLimit):
+        client.pusher.flush()
+    client.pusher.flush()
+    assert [ending[:2] for ending in client.shards[1].closed] == [(1, "void"), (2, "push")]
+
+
+def test_an_unanswered_large_part_is_resent_over_the_same_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_messages, "CHUNK_BYTES", CHUNK)
+    with scripted_client(1, shard_timeout_s=2.0) as client:
+        client.shards[0].faults.append(SWALLOW)
+        large(client, 0)
+        client.queue(0)
+        client.pusher.flush()
+        assert client.shards[0].closed == pushed(1, 2)
+        assert client.shards[0].num_chunks == 2 * NUM_CHUNKS
+
+
+@given(sizes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=0, max_size=6), chunk_bytes=st.integers(1, 200))
+def test_chunks_put_together_are_the_part_and_ids_come_before_rows(sizes: list[tuple[int, int]], chunk_bytes: int) -> None:
+    row_ids = [np.arange(10 * count, 11 * count, dtype=np.int64) for count, _ in sizes]
+    rows = [np.arange(count * dim, dtype=np.float32).reshape(count, dim) for count, dim in sizes]
+    sections = [common_pb2.Section(table_id=index + 1, num_rows=ids.size) for index, ids in enumerate(row_ids)]
+    part = PushPart([common_pb2.AdamOptions(lr=1.0)], sections, Payload(row_ids), Payload(rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_messages, "CHUNK_BYTES", chunk_bytes)
+        pushes = [message.push for message in part.messages(common_pb2.RequestHeader(number=7, request_id=9))]
+    assert b"".join(push.row_ids for push in pushes) == b"".join(ids.tobytes() for ids in row_ids)
+    assert b"".join(push.rows for push in pushes) == b"".join(gradients.tobytes() for gradients in rows)
+    total = part.row_ids.num_bytes + part.rows.num_bytes
+    assert [len(push.row_ids) + len(push.rows) for push in pushes[:-1]] == [chunk_bytes] * (len(pushes) - 1)
+    assert [len(push.sections) for push in pushes] == [len(sections), *[0] * (len(pushes) - 1)]
+    assert {push.header.request_id for push in pushes} == {9}
+    num_ids = 0
+    for index, push in enumerate(pushes):
+        num_ids += len(push.row_ids)
+        assert not push.rows or num_ids == part.row_ids.num_bytes
+        if len(pushes) > 1:
+            assert (push.header.chunk_index, push.header.num_chunks) == (index, len(pushes))
+            assert push.total_bytes == (total if index == 0 else 0)
