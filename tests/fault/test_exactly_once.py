@@ -15,7 +15,18 @@ from pathlib import Path
 
 import pytest
 from shardam_testing.faults.cluster import running_fault_cluster
-from shardam_testing.faults.injector import Acknowledged, CutAll, KillShard, KillWorker, Network, Planned, playing, spread
+from shardam_testing.faults.injector import (
+    Acknowledged,
+    CutAll,
+    KillAdmin,
+    KillShard,
+    KillWorker,
+    Network,
+    Planned,
+    StopAdmin,
+    playing,
+    spread,
+)
 from shardam_testing.faults.live import read_rows
 from shardam_testing.faults.network_faults import Cut, Delay, Direction, Drop, Swallow
 from shardam_testing.faults.oracle_table import TableRows
@@ -127,8 +138,10 @@ def test_several_workers_under_kills_and_a_broken_network_leave_each_shard_with_
         *(Planned(Acknowledged(0, number), Network(number % 2, Swallow())) for number in spread(rng, 3, 10, 180)),
         *(Planned(Acknowledged(0, number), Network(number % 2, Cut(2000))) for number in spread(rng, 3, 10, 180)),
         Planned(Acknowledged(0, 100), CutAll(1)),
+        Planned(Acknowledged(0, 50), KillAdmin()),
+        Planned(Acknowledged(0, 110), StopAdmin(0.5)),
     ]
-    with running_fault_cluster(tmp_path, num_shards) as cluster:
+    with running_fault_cluster(tmp_path, num_shards, with_admin=True) as cluster:
         workers = [cluster.workers.start(100 + index, COUNT, in_flight=4 + 8 * index) for index in range(2)]
         workers.append(cluster.workers.start(102, COUNT, in_flight=32, large_rows=LARGE_ROWS))
         with playing(cluster, plan) as injector:
@@ -140,6 +153,7 @@ def test_several_workers_under_kills_and_a_broken_network_leave_each_shard_with_
         logs = [f"{worker.noted.error}\n{worker.log_text()}" for worker in workers]
         assert statuses == [0, -signal.SIGKILL, -signal.SIGKILL, 0], logs
         assert (counts["kill shard"], counts["kill worker"], counts["swallow"]) == (3, 2, 3)
+        assert (counts["kill admin"], counts["stop admin"]) == (1, 1)
         assert counts["cut"] >= 3  # and one for each connection of CutAll
         verified = verify(cluster)
         verified.check()
@@ -147,6 +161,8 @@ def test_several_workers_under_kills_and_a_broken_network_leave_each_shard_with_
         for worker in workers:
             books = [oracle.clients[worker.noted.client_id] for oracle in verified.oracles]
             assert all(client.ended for client in books)
+        assert cluster.admin is not None
+        wait_for("the admin API to be ready", cluster.admin.is_ready, HANG_S)
 
 
 def _serves_again(ready: Ready, index: int, old_pid: int) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shardam_proto.registry import ClusterView, ShardEntry
 from shardam_proto.v1 import shard_pb2
+from shardam_testing.faults.kept_admin import KeptAdmin
 from shardam_testing.faults.network_faults import Fired
 from shardam_testing.faults.ports import lasting_ports
 from shardam_testing.faults.proxy import FaultProxy
@@ -43,6 +44,7 @@ class FaultCluster:
         shards: its processes.
         proxies: one before each shard.
         workers: its workers.
+        admin: its admin API, if it has one.
         num_restarts: shards started again so far.
     """
 
@@ -53,6 +55,7 @@ class FaultCluster:
     ports: list[int]
     flags: dict[str, str]
     workers: Workers
+    admin: KeptAdmin | None
     num_restarts: int = 0
 
     def __post_init__(self) -> None:
@@ -136,6 +139,8 @@ class FaultCluster:
 
     def _keep(self) -> None:
         while not self._stopping.wait(RESTART_DELAY_S):
+            if self.admin is not None:
+                self.admin.keep()
             for index in set(range(self.num_shards)) - self._held:
                 with self._lock:
                     status = self._current[index].process.poll()
@@ -213,20 +218,24 @@ class FaultCluster:
 
 
 @contextlib.contextmanager
-def running_fault_cluster(folder: Path, num_shards: int, **flags: str) -> Iterator[FaultCluster]:
+def running_fault_cluster(folder: Path, num_shards: int, *, with_admin: bool = False, **flags: str) -> Iterator[FaultCluster]:
     """Starts Valkey, proxies and shards; everything ends with the context, also when a test fails.
 
     Args:
         folder: for state, logs and progress files.
         num_shards: number of shards.
+        with_admin: start an admin API, too.
         flags: of the shards, beside SHRUNK.
     """
     given = {**{name.replace("-", "_"): value for name, value in SHRUNK.items()}, **flags}
-    redis_port, *ports = lasting_ports(1 + num_shards)
+    redis_port, admin_port, *ports = lasting_ports(2 + num_shards)
     with running_valkey(redis_port) as valkey, contextlib.ExitStack() as stack:
         proxies = [stack.enter_context(FaultProxy(f"shard {index}", port)) for index, port in enumerate(ports)]
         shards = Shards(valkey, folder, num_shards)
-        cluster = FaultCluster(valkey, folder, shards, proxies, ports, given, Workers(valkey.url, folder))
+        admin = KeptAdmin(valkey.url, folder, admin_port) if with_admin else None
+        if admin is not None:
+            stack.callback(admin.close)
+        cluster = FaultCluster(valkey, folder, shards, proxies, ports, given, Workers(valkey.url, folder), admin)
         try:
             cluster.start()
             yield cluster

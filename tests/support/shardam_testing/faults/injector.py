@@ -87,6 +87,18 @@ class StopWorker:
 
 
 @dataclasses.dataclass(frozen=True)
+class KillAdmin:
+    """SIGKILL; it is started again by the cluster's keeper. Waits until it is alive."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StopAdmin:
+    """SIGSTOP, and SIGCONT after a while."""
+
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
 class KillRedis:
     """SIGKILL, and an empty server on the same port after a while."""
 
@@ -121,7 +133,8 @@ class CutAll:
 
 
 RedisAction = KillRedis | StopRedis | FlushRedis
-Action = KillShard | StopShard | KillWorker | StartWorker | StopWorker | RedisAction | Network | CutAll
+AdminAction = KillAdmin | StopAdmin
+Action = KillShard | StopShard | KillWorker | StartWorker | StopWorker | AdminAction | RedisAction | Network | CutAll
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,8 +265,22 @@ class Injector:
                 self._armed.append(cluster.proxies[shard].arm(fault))
             case CutAll(shard):
                 cluster.proxies[shard].cut_all()
+            case KillAdmin() | StopAdmin():
+                return self._act_on_admin(action)
             case _:
                 return self._act_on_redis(action)
+        return True
+
+    def _act_on_admin(self, action: AdminAction) -> bool:
+        admin = self._cluster.admin
+        assert admin is not None, "the plan breaks an admin API, and the cluster was started without one"
+        if not admin.send(signal.SIGKILL if isinstance(action, KillAdmin) else signal.SIGSTOP):
+            return False
+        if isinstance(action, StopAdmin):
+            self._note("stop admin", "admin", f"{action.seconds:g} s")
+            self._later(action.seconds, action)
+        else:
+            self._note("kill admin", "admin")
         return True
 
     def _act_on_redis(self, action: RedisAction) -> bool:
@@ -282,6 +309,8 @@ class Injector:
             case StopWorker(index):
                 if self._worker(index).alive:
                     self._worker(index).go_on()
+            case StopAdmin() if self._cluster.admin is not None:
+                self._cluster.admin.send(signal.SIGCONT)
             case KillRedis():
                 self._cluster.valkey.start()
             case StopRedis():

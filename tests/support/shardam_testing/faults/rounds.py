@@ -11,7 +11,7 @@ import random
 import time
 from pathlib import Path
 
-from shardam_testing.faults.cluster import FaultCluster, running_fault_cluster
+from shardam_testing.faults.cluster import READY_TIMEOUT_S, FaultCluster, running_fault_cluster
 from shardam_testing.faults.comparison import RUN_FIELDS, differences
 from shardam_testing.faults.fault_free import expected_rows
 from shardam_testing.faults.injector import (
@@ -21,12 +21,14 @@ from shardam_testing.faults.injector import (
     CutAll,
     Elapsed,
     FlushRedis,
+    KillAdmin,
     KillRedis,
     KillShard,
     KillWorker,
     Network,
     Planned,
     StartWorker,
+    StopAdmin,
     StopRedis,
     StopShard,
     StopWorker,
@@ -37,6 +39,7 @@ from shardam_testing.faults.network_faults import Cut, Delay, Direction, Drop, P
 from shardam_testing.faults.sequence import TABLES
 from shardam_testing.faults.verification import all_rows, verify
 from shardam_testing.faults.workers import Worker
+from shardam_testing.waiting import wait_for
 
 END_TIMEOUT_S = 150.0
 """A worker that is told to end waits for its last change, so for a shard that starts: seconds."""
@@ -63,6 +66,7 @@ class Round:
         num_shards: shards of its cluster.
         seeds: one for each worker that trains from the start.
         in_flight: changes that a worker hands over before it waits.
+        with_admin: an admin API runs, too.
         flags: of the shards.
         plan: the faults.
     """
@@ -71,6 +75,7 @@ class Round:
     num_shards: int
     seeds: tuple[int, ...]
     in_flight: int
+    with_admin: bool
     flags: dict[str, str]
     plan: tuple[Planned, ...]
 
@@ -105,9 +110,9 @@ def make_round(seed: int, place: int, num_kills: int) -> Round:
     rng = random.Random(f"{seed} {place}")
     if place < 2:
         return _run_under_kills(rng, place, num_shards=3 if place == 0 else 1, num_kills=num_kills)
-    num_shards, num_workers = rng.randint(1, 3), rng.randint(1, 3)
+    num_shards, num_workers, with_admin = rng.randint(1, 3), rng.randint(1, 3), rng.random() < 0.3
     seconds = rng.uniform(2.0, 4.0)
-    actions = [_random_actions(rng, num_shards, num_workers) for _ in range(rng.randint(5, 10))]
+    actions = [_random_actions(rng, num_shards, num_workers, with_admin) for _ in range(rng.randint(5, 10))]
     plan = [
         Planned(Elapsed(start + later), action)
         for start, group in zip(_moments(rng, len(actions), seconds), actions, strict=True)
@@ -116,7 +121,7 @@ def make_round(seed: int, place: int, num_kills: int) -> Round:
     flags = {"journal": rng.choice(["write", "write", "fsync"]), "journal_limit_mib": rng.choice(["1", "1024"])}
     seeds = tuple(rng.randrange(10**6) for _ in range(num_workers))
     name = f"{num_workers} workers, {num_shards} shards, journal {flags['journal']}"
-    return Round(name, num_shards, seeds, rng.choice([1, 8, 32]), flags, tuple(plan))
+    return Round(name, num_shards, seeds, rng.choice([1, 8, 32]), with_admin, flags, tuple(plan))
 
 
 def _run_under_kills(rng: random.Random, place: int, *, num_shards: int, num_kills: int) -> Round:
@@ -129,10 +134,10 @@ def _run_under_kills(rng: random.Random, place: int, *, num_shards: int, num_kil
         if kill % 3 == 1:
             plan.append(Planned(moment, Network(rng.randrange(num_shards), Cut(rng.randrange(4000)))))
     name = f"1 worker, {num_shards} shards, {num_kills} kills of shards"
-    return Round(name, num_shards, (1000 + place,), 4, {}, tuple(plan))
+    return Round(name, num_shards, (1000 + place,), 4, False, {}, tuple(plan))
 
 
-def _random_actions(rng: random.Random, num_shards: int, num_workers: int) -> list[tuple[float, Action]]:
+def _random_actions(rng: random.Random, num_shards: int, num_workers: int, with_admin: bool) -> list[tuple[float, Action]]:
     """Returns one event, as actions and how long after its beginning each comes."""
     shard = rng.randrange(num_shards)
     direction = rng.choice(list(Direction))
@@ -156,6 +161,8 @@ def _random_actions(rng: random.Random, num_shards: int, num_workers: int) -> li
             [(0.0, KillWorker(other)), (0.3, StartWorker(rng.randrange(10**6), PACE_S))],
             [(0.0, StopWorker(other, rng.choice([0.5, SLEEP_S])))],
         ]
+    if with_admin:
+        events += [[(0.0, KillAdmin())], [(0.0, StopAdmin(rng.uniform(0.1, 2.0)))]]
     return rng.choice(events)
 
 
@@ -167,7 +174,7 @@ def run_round(planned: Round, folder: Path) -> RoundResult:
     """Runs a round; what goes wrong stands in its result."""
     start, result = time.monotonic(), RoundResult()
     try:
-        with running_fault_cluster(folder, planned.num_shards, **planned.flags) as cluster:
+        with running_fault_cluster(folder, planned.num_shards, with_admin=planned.with_admin, **planned.flags) as cluster:
             for seed in planned.seeds:
                 cluster.workers.start(seed, MANY, in_flight=planned.in_flight, pace_s=PACE_S)
             cluster.workers.started[0].wait_acknowledged(1)
@@ -177,6 +184,8 @@ def run_round(planned: Round, folder: Path) -> RoundResult:
                 _end_workers(cluster, planned, result)
                 result.fired = injector.counts()
             _compare(cluster, result)
+            if cluster.admin is not None:
+                wait_for("the admin API to be ready", cluster.admin.is_ready, READY_TIMEOUT_S)
     except AssertionError as error:
         result.mismatches.append(str(error))
     result.seconds = time.monotonic() - start
