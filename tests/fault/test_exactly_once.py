@@ -15,7 +15,11 @@ from pathlib import Path
 
 import pytest
 from shardam_testing.faults.cluster import running_fault_cluster
-from shardam_testing.faults.injector import (
+from shardam_testing.faults.injector import playing
+from shardam_testing.faults.live import read_rows
+from shardam_testing.faults.network_faults import Cut, Delay, Direction, Drop, Swallow
+from shardam_testing.faults.oracle_table import TableRows
+from shardam_testing.faults.plans import (
     Acknowledged,
     CutAll,
     KillAdmin,
@@ -24,12 +28,8 @@ from shardam_testing.faults.injector import (
     Network,
     Planned,
     StopAdmin,
-    playing,
     spread,
 )
-from shardam_testing.faults.live import read_rows
-from shardam_testing.faults.network_faults import Cut, Delay, Direction, Drop, Swallow
-from shardam_testing.faults.oracle_table import TableRows
 from shardam_testing.faults.verification import all_rows, run_differences, verify
 from shardam_testing.faults.workers import Workers
 from shardam_testing.up_process import Ready, ready_of, up

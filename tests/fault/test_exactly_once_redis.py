@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from shardam_testing.faults.cluster import FaultCluster, running_fault_cluster
-from shardam_testing.faults.injector import Elapsed, FlushRedis, KillRedis, Planned, StopRedis, playing
+from shardam_testing.faults.injector import playing
+from shardam_testing.faults.plans import Elapsed, FlushRedis, KillRedis, Planned, StopRedis
 from shardam_testing.faults.sequence import TABLES
 from shardam_testing.faults.verification import verify
 from shardam_testing.faults.workers import FAILED, Worker
@@ -24,6 +25,9 @@ pytestmark = pytest.mark.timeout(3 * HANG_S)
 
 ENOUGH = 100_000
 """Changes of a worker that is to train as long as the test lasts."""
+
+PACE_S = 0.01
+"""Rest between two changes, so that the oracle has less to replay."""
 
 LEASE_S = 0.5
 
@@ -46,7 +50,7 @@ def test_training_goes_on_while_redis_is_away_and_everything_is_registered_again
     tmp_path: Path, action: KillRedis | StopRedis | FlushRedis, kind: str
 ) -> None:
     with running_fault_cluster(tmp_path, 2, lease_s=str(LEASE_S), redis_timeout_s="0.5") as cluster:
-        worker = cluster.workers.start(1, ENOUGH)
+        worker = cluster.workers.start(1, ENOUGH, pace_s=PACE_S)
         worker.wait_acknowledged(20, HANG_S)
         before = cluster.view()
         with playing(cluster, [Planned(Elapsed(0), action)]) as injector:
@@ -68,7 +72,7 @@ def test_a_worker_goes_on_within_seconds_of_its_shard_being_ready_again(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     with running_fault_cluster(tmp_path, 1) as cluster:
-        worker = cluster.workers.start(1, ENOUGH)
+        worker = cluster.workers.start(1, ENOUGH, pace_s=PACE_S)
         worker.wait_acknowledged(20, HANG_S)
         with cluster.held_down(0):
             at_kill = worker.noted.acknowledged
@@ -86,7 +90,10 @@ def test_a_worker_goes_on_within_seconds_of_its_shard_being_ready_again(
 
 def test_a_worker_stopped_beyond_its_lease_is_told_that_it_was_closed_and_the_other_trains_on(tmp_path: Path) -> None:
     with running_fault_cluster(tmp_path, 2, client_lease_s="3") as cluster:
-        sleeper, other = cluster.workers.start(1, ENOUGH, in_flight=4), cluster.workers.start(2, ENOUGH, in_flight=4)
+        sleeper, other = (
+            cluster.workers.start(1, ENOUGH, in_flight=4, pace_s=PACE_S),
+            cluster.workers.start(2, ENOUGH, in_flight=4, pace_s=PACE_S),
+        )
         for worker in (sleeper, other):
             worker.wait_acknowledged(20, HANG_S)
         sleeper.stop()

@@ -96,16 +96,6 @@ class FaultCluster:
         """Returns a shard's present process."""
         return self._current[index]
 
-    def kill(self, index: int) -> bool:
-        """Kills a shard by SIGKILL; returns False if it was not alive."""
-        with self._lock:
-            process = self._current[index].process
-            if process.poll() is not None:
-                return False
-            process.kill()
-            process.wait()
-            return True
-
     def signal(self, index: int, number: signal.Signals) -> bool:
         """Sends a signal to a shard; returns False if it was not alive."""
         with self._lock:
@@ -113,6 +103,8 @@ class FaultCluster:
             if process.poll() is not None:
                 return False
             process.send_signal(number)
+            if number == signal.SIGKILL:
+                process.wait()
             return True
 
     @contextlib.contextmanager
@@ -120,7 +112,7 @@ class FaultCluster:
         """Kills a shard and does not start it again within the block."""
         self._held.add(index)
         try:
-            assert self.kill(index), f"shard {index} was not alive"
+            assert self.signal(index, signal.SIGKILL), f"shard {index} was not alive"
             yield
         finally:
             self._held.discard(index)

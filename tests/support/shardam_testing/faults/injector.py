@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
-import random
 import signal
 import threading
 import time
@@ -13,7 +11,30 @@ from collections.abc import Iterator, Sequence
 
 from shardam_proto.errors import RedisUnreachable
 from shardam_testing.faults.cluster import FaultCluster
-from shardam_testing.faults.network_faults import Fired, NetworkFault
+from shardam_testing.faults.network_faults import Fired
+from shardam_testing.faults.plans import (
+    Acknowledged,
+    Action,
+    AdminAction,
+    CutAll,
+    Elapsed,
+    FlushRedis,
+    KillAdmin,
+    KillRedis,
+    KillShard,
+    KillWorker,
+    Network,
+    Planned,
+    RedisAction,
+    ShardAction,
+    StartWorker,
+    StopAdmin,
+    StopRedis,
+    StopShard,
+    StopWorker,
+    When,
+    WorkerAction,
+)
 from shardam_testing.faults.traffic import ArmedFault
 from shardam_testing.faults.workers import Worker
 
@@ -28,121 +49,6 @@ MANY = 1_000_000
 
 FINISH_TIMEOUT_S = 120.0
 """A plan that takes longer hangs."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Acknowledged:
-    """The moment when a worker has had a number acknowledged."""
-
-    worker: int
-    number: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Elapsed:
-    """The moment so many seconds after the plan began."""
-
-    seconds: float
-
-
-When = Acknowledged | Elapsed
-
-
-@dataclasses.dataclass(frozen=True)
-class KillShard:
-    """SIGKILL; it is started again by the cluster's keeper. Waits until the shard serves if it does not."""
-
-    index: int
-
-
-@dataclasses.dataclass(frozen=True)
-class StopShard:
-    """SIGSTOP, and SIGCONT after a while."""
-
-    index: int
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class KillWorker:
-    """SIGKILL."""
-
-    index: int
-
-
-@dataclasses.dataclass(frozen=True)
-class StartWorker:
-    """One more worker, which no count knows."""
-
-    seed: int
-    pace_s: float
-
-
-@dataclasses.dataclass(frozen=True)
-class StopWorker:
-    """SIGSTOP, and SIGCONT after a while."""
-
-    index: int
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class KillAdmin:
-    """SIGKILL; it is started again by the cluster's keeper. Waits until it is alive."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StopAdmin:
-    """SIGSTOP, and SIGCONT after a while."""
-
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class KillRedis:
-    """SIGKILL, and an empty server on the same port after a while."""
-
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class StopRedis:
-    """SIGSTOP, and SIGCONT after a while: a server that takes connections and does not answer."""
-
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class FlushRedis:
-    """FLUSHALL."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Network:
-    """Arms a fault of the proxy before a shard; it fires at its byte."""
-
-    shard: int
-    fault: NetworkFault
-
-
-@dataclasses.dataclass(frozen=True)
-class CutAll:
-    """Cuts every connection of a shard at once."""
-
-    shard: int
-
-
-RedisAction = KillRedis | StopRedis | FlushRedis
-AdminAction = KillAdmin | StopAdmin
-Action = KillShard | StopShard | KillWorker | StartWorker | StopWorker | AdminAction | RedisAction | Network | CutAll
-
-
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """One fault of a plan."""
-
-    when: When
-    action: Action
 
 
 class Injector:
@@ -239,37 +145,47 @@ class Injector:
 
     def _act(self, action: Action) -> bool:
         """Acts, and returns False if it is to be tried again."""
-        cluster = self._cluster
         match action:
-            case KillShard(index):
-                if not self._serves(index) or not cluster.kill(index):
-                    return False
-                self._note("kill shard", f"shard {index}")
-            case StopShard(index, seconds):
-                if not self._serves(index) or not cluster.signal(index, signal.SIGSTOP):
-                    return False
-                self._note("stop shard", f"shard {index}", f"{seconds:g} s")
-                self._later(seconds, action)
-            case KillWorker(index):
-                if self._worker(index).alive:
-                    self._worker(index).kill()
-                    self._note("kill worker", f"worker {index}")
-            case StopWorker(index, seconds):
-                if self._worker(index).alive:
-                    self._worker(index).stop()
-                    self._note("stop worker", f"worker {index}", f"{seconds:g} s")
-                    self._later(seconds, action)
-            case StartWorker(seed, pace_s):
-                cluster.workers.start(seed, MANY, pace_s=pace_s)
-            case Network(shard, fault):
-                self._armed.append(cluster.proxies[shard].arm(fault))
-            case CutAll(shard):
-                cluster.proxies[shard].cut_all()
+            case KillShard() | StopShard():
+                return self._act_on_shard(action)
+            case KillWorker() | StartWorker() | StopWorker():
+                self._act_on_worker(action)
             case KillAdmin() | StopAdmin():
                 return self._act_on_admin(action)
+            case Network(shard, fault):
+                self._armed.append(self._cluster.proxies[shard].arm(fault))
+            case CutAll(shard):
+                self._cluster.proxies[shard].cut_all()
             case _:
                 return self._act_on_redis(action)
         return True
+
+    def _act_on_shard(self, action: ShardAction) -> bool:
+        index = action.index
+        number = signal.SIGKILL if isinstance(action, KillShard) else signal.SIGSTOP
+        if not self._serves(index) or not self._cluster.signal(index, number):
+            return False
+        if isinstance(action, StopShard):
+            self._note("stop shard", f"shard {index}", f"{action.seconds:g} s")
+            self._later(action.seconds, action)
+        else:
+            self._note("kill shard", f"shard {index}")
+        return True
+
+    def _act_on_worker(self, action: WorkerAction) -> None:
+        if isinstance(action, StartWorker):
+            self._cluster.workers.start(action.seed, MANY, pace_s=action.pace_s)
+            return
+        worker = self._worker(action.index)
+        if not worker.alive:
+            return
+        if isinstance(action, StopWorker):
+            worker.stop()
+            self._note("stop worker", worker.name, f"{action.seconds:g} s")
+            self._later(action.seconds, action)
+        else:
+            worker.kill()
+            self._note("kill worker", worker.name)
 
     def _act_on_admin(self, action: AdminAction) -> bool:
         admin = self._cluster.admin
@@ -343,9 +259,3 @@ def playing(cluster: FaultCluster, plan: Sequence[Planned]) -> Iterator[Injector
         yield injector
     finally:
         injector.cancel()
-
-
-def spread(rng: random.Random, count: int, first: int, last: int) -> list[int]:
-    """Returns moments within a range, in order, one from each of count equal pieces of it."""
-    width = (last - first) / count
-    return [int(first + width * (place + rng.random())) for place in range(count)]

@@ -14,8 +14,9 @@ from pathlib import Path
 from shardam_testing.faults.cluster import READY_TIMEOUT_S, FaultCluster, running_fault_cluster
 from shardam_testing.faults.comparison import RUN_FIELDS, differences
 from shardam_testing.faults.fault_free import expected_rows
-from shardam_testing.faults.injector import (
-    MANY,
+from shardam_testing.faults.injector import MANY, playing
+from shardam_testing.faults.network_faults import Cut, Delay, Direction, Drop, Partition, Swallow
+from shardam_testing.faults.plans import (
     Acknowledged,
     Action,
     CutAll,
@@ -32,10 +33,8 @@ from shardam_testing.faults.injector import (
     StopRedis,
     StopShard,
     StopWorker,
-    playing,
     spread,
 )
-from shardam_testing.faults.network_faults import Cut, Delay, Direction, Drop, Partition, Swallow
 from shardam_testing.faults.sequence import TABLES
 from shardam_testing.faults.verification import all_rows, verify
 from shardam_testing.faults.workers import Worker
