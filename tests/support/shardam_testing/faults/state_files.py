@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shardam_proto.v1 import journal_pb2
 from shardam_server.shard.journal.file_names import read_current
 from shardam_server.shard.journal.frames import BASE_MAGIC, FrameReader
 from shardam_server.shard.journal.reader import read_journal
-
-from shardam_proto.v1 import journal_pb2
 from shardam_testing.faults.oracle import Oracle
 
 
