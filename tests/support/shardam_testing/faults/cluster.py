@@ -13,7 +13,7 @@ from shardam_proto.registry import ClusterView, ShardEntry
 from shardam_proto.v1 import shard_pb2
 from shardam_testing.faults.network_faults import Fired
 from shardam_testing.faults.proxy import FaultProxy
-from shardam_testing.faults.workers import Workers
+from shardam_testing.faults.workers import Worker, Workers
 from shardam_testing.processes import ShardProcess, Shards, Valkey, free_port, running_valkey
 from shardam_testing.raw_client import RawClient, raw_client
 from shardam_testing.waiting import wait_for
@@ -26,6 +26,10 @@ RESTART_DELAY_S = 0.1
 
 READY_TIMEOUT_S = 90.0
 """A shard is back in 1 to 3 s on an idle machine."""
+
+
+WORKER_TIMEOUT_S = 200.0
+"""A worker of the tests trains for seconds, and waits as long for each shard that starts again."""
 
 
 @dataclasses.dataclass
@@ -170,6 +174,20 @@ class FaultCluster:
         except AssertionError as error:
             logs = [shard.log_text()[-2000:] for shard in self._current]
             raise AssertionError(f"{error}; last logs:\n" + "\n".join(logs)) from error
+
+    def wait_end(self, worker: Worker, timeout_s: float = WORKER_TIMEOUT_S) -> int:
+        """Waits for a worker's end and returns its exit status.
+
+        Raises:
+            AssertionError: it did not end in time, or a shard has ended by itself.
+        """
+
+        def ended() -> bool:
+            self.check()
+            return not worker.alive
+
+        wait_for(f"{worker.name} to end", ended, timeout_s)
+        return worker.wait()
 
     @contextlib.contextmanager
     def clients(self) -> Iterator[list[RawClient]]:

@@ -189,7 +189,7 @@ def _end_workers(cluster: FaultCluster, planned: Round, result: RoundResult) -> 
     for worker in cluster.workers.started:
         worker.end()
     for worker in cluster.workers.started:
-        worker.wait(END_TIMEOUT_S)
+        cluster.wait_end(worker, END_TIMEOUT_S)
         result.num_changes += worker.noted.acknowledged
         result.mismatches += _unexpected_end(worker, may_be_closed=worker.name in slept)
 
