@@ -195,7 +195,6 @@ def test_an_idle_client_notices_that_home_has_lost_what_it_acknowledged() -> Non
         assert (caught.value.acknowledged, caught.value.has) == (1, 0)
 
 
-@pytest.mark.case("C054")
 def test_a_client_that_home_has_closed_ends_and_says_that_it_was_silent_too_long() -> None:
     with scripted_client(2, client_lease_s=0.3) as client:
         for shard in client.shards:
