@@ -117,6 +117,7 @@ def test_shardam_up_starts_killed_shards_again_and_the_worker_trains_on_to_the_s
         assert worker.noted.pulled == fault_free.pulled
 
 
+@pytest.mark.case("C053")
 def test_several_workers_under_kills_and_a_broken_network_leave_each_shard_with_the_bits_of_its_journal(tmp_path: Path) -> None:
     num_shards, rng = 2, random.Random(3)
     plan = [

@@ -74,9 +74,9 @@ def _start_valkey(port: int) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def running_valkey() -> Iterator[Valkey]:
-    """Starts a Valkey server on a free port."""
-    port = free_port()
+def running_valkey(port: int | None = None) -> Iterator[Valkey]:
+    """Starts a Valkey server on a port, or on a free one."""
+    port = free_port() if port is None else port
     server = Valkey(port, _start_valkey(port))
     try:
         yield server

@@ -12,9 +12,10 @@ from pathlib import Path
 from shardam_proto.registry import ClusterView, ShardEntry
 from shardam_proto.v1 import shard_pb2
 from shardam_testing.faults.network_faults import Fired
+from shardam_testing.faults.ports import lasting_ports
 from shardam_testing.faults.proxy import FaultProxy
 from shardam_testing.faults.workers import Worker, Workers
-from shardam_testing.processes import ShardProcess, Shards, Valkey, free_port, running_valkey
+from shardam_testing.processes import ShardProcess, Shards, Valkey, running_valkey
 from shardam_testing.raw_client import RawClient, raw_client
 from shardam_testing.waiting import wait_for
 
@@ -221,8 +222,8 @@ def running_fault_cluster(folder: Path, num_shards: int, **flags: str) -> Iterat
         flags: of the shards, beside SHRUNK.
     """
     given = {**{name.replace("-", "_"): value for name, value in SHRUNK.items()}, **flags}
-    ports = _free_ports(num_shards)
-    with running_valkey() as valkey, contextlib.ExitStack() as stack:
+    redis_port, *ports = lasting_ports(1 + num_shards)
+    with running_valkey(redis_port) as valkey, contextlib.ExitStack() as stack:
         proxies = [stack.enter_context(FaultProxy(f"shard {index}", port)) for index, port in enumerate(ports)]
         shards = Shards(valkey, folder, num_shards)
         cluster = FaultCluster(valkey, folder, shards, proxies, ports, given, Workers(valkey.url, folder))
@@ -231,10 +232,3 @@ def running_fault_cluster(folder: Path, num_shards: int, **flags: str) -> Iterat
             yield cluster
         finally:
             cluster.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    ports: set[int] = set()
-    while len(ports) < count:
-        ports.add(free_port())
-    return sorted(ports)

@@ -20,6 +20,9 @@ from shardam_testing.faults.workers import Worker
 POLL_S = 0.005
 """How often moments are looked at: less than a push at the pace of the tests."""
 
+LOOK_S = 0.05
+"""How often Redis is asked whether a shard serves that is to be killed."""
+
 MANY = 1_000_000
 """Changes of a worker that trains until it is told to end."""
 
@@ -143,6 +146,7 @@ class Injector:
         self._undo: list[tuple[float, Action]] = []
         self._fired: list[Fired] = []
         self._armed: list[ArmedFault] = []
+        self._next_look = 0.0
         self._cancelled = threading.Event()
         self._failure: BaseException | None = None
         self._start = time.monotonic()
@@ -163,6 +167,11 @@ class Injector:
         assert not self._thread.is_alive(), f"waited {timeout_s:g} s for the plan; left: {self._waiting}"
         if self._failure is not None:
             raise AssertionError(f"the plan failed: {self._failure!r}") from self._failure
+
+    @property
+    def anything_stopped(self) -> bool:
+        """Whether a process is stopped or away now that the plan will bring back."""
+        return bool(self._undo)
 
     def wait_armed(self, timeout_s: float) -> bool:
         """Waits for the network's faults to meet their byte; returns whether all have, in that time."""
@@ -279,6 +288,9 @@ class Injector:
                 self._cluster.valkey.process.send_signal(signal.SIGCONT)
 
     def _serves(self, index: int) -> bool:
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + LOOK_S
         with contextlib.suppress(RedisUnreachable):
             return self._cluster.serves(index) is not None
         return False

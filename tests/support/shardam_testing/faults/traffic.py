@@ -191,7 +191,7 @@ class Connection:
                 await self._write(direction, piece, writer)
             if writer.transport.is_closing():
                 raise ConnectionResetError
-        except ConnectionError:
+        except (ConnectionError, asyncio.CancelledError):  # the other direction may have ended, too
             if armed is not None:
                 self._traffic.give_back(armed)
             raise
