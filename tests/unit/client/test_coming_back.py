@@ -162,7 +162,7 @@ def test_signs_of_life_reach_home_alone_also_while_a_caller_waits() -> None:
         client.shards[1].faults.append(gate)
         pushing = threading.Thread(target=lambda: client.push(1))
         pushing.start()
-        wait_for("the push to wait", lambda: client.shards[1].seen)
+        wait_for("the push to wait", lambda: bool(client.shards[1].seen))
         beats = client.shards[0].beats
         wait_for("signs of life", lambda: client.shards[0].beats >= beats + 5)
         gate.set()
