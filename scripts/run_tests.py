@@ -95,6 +95,7 @@ STAGES = (
     Stage("parity", 90, "parity", PARALLEL),
     Stage("triton", 200, "triton", ("-n", "2")),  # each worker keeps an interpreter of its own
     Stage("integration", 150, "integration", PARALLEL, exclude="test_rest_*.py"),
+    Stage("transport", 120, "transport", PARALLEL),
     Stage("rest", 120, "integration", PARALLEL, pattern="test_rest_*.py"),
     Stage("demo", 90, "demo", PARALLEL),
     Stage("deploy", 120, "deploy"),  # serial: a whole stack of processes at a time

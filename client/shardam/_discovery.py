@@ -62,13 +62,6 @@ def describe_missing(view: ClusterView, cluster: str) -> str | None:
     absent = [index for index in range(view.entry.num_shards) if index not in view.shards]
     if absent:
         return f"of {view.entry.num_shards} shards these are not registered: {_listed(absent)}"
-    lost = [index for index, shard in sorted(view.shards.items()) if shard.lost]
-    if lost:
-        names = ", ".join(f"shard {index} is LOST" for index in lost)
-        return (
-            f"{names}: started without the rows that the cluster knows it had. Start it with its own data folder, or give "
-            f"its rows up with `shardam forget-shard --index {lost[0]}` and train again"
-        )
     if view.route_map is None:
         return "all shards are registered, the route map is not made yet"
     waiting = [index for index, shard in sorted(view.shards.items()) if not shard.ready]

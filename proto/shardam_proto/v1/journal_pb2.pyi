@@ -171,7 +171,7 @@ class TablePush(_message.Message):
     """Ids of this table, as pushed."""
     num_row_steps: _builtins.int
     """Rows that the step touched (distinct, without the padding row) if they count their own steps: behind the record's rows lie
-    their row steps (uint32) and their s (float32), in the order in which their ids first occur. Zero in table step mode.
+    their row steps (uint32) and their s (float32), by ascending id. Zero in table step mode.
     """
     @_builtins.property
     def factors(self) -> Global___StepFactors:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from shardam_server.shard_words import JOURNAL_STATES
 
 LABELS = ("cluster", "shard")
 
@@ -67,40 +70,37 @@ class ShardMetrics:
         return generate_latest(self.registry).decode()
 
 
+@dataclasses.dataclass(frozen=True)
 class ShardGauges:
     """Values of one moment.
 
-    Args:
+    Attributes:
         tables: table name -> (rows, step).
         queue_depth: changes waiting.
         memory: bytes by kind: records, index, resident (of the process), device (of the device's own memory).
         clients: clients by state: open, closed (and still remembered).
+        journal_state: how the journal is, in one word; see JOURNAL_STATES.
+        journal_bytes: bytes of the journal since its base.
+        base_seconds: seconds of the last base by part: held (changes waited), whole; empty: this process has written none.
+        base_bytes: size of the last base.
         queue_bytes: bytes of changes waiting.
         reserved_bytes: bytes reserved for parts that arrive in chunks.
         parked_requests: requests on streams that wait.
         streams: open streams.
     """
 
-    def __init__(
-        self,
-        tables: dict[str, tuple[int, int]],
-        *,
-        queue_depth: int,
-        memory: dict[str, int],
-        clients: dict[str, int],
-        queue_bytes: int = 0,
-        reserved_bytes: int = 0,
-        parked_requests: int = 0,
-        streams: int = 0,
-    ) -> None:
-        self.tables = tables
-        self.queue_depth = queue_depth
-        self.memory = memory
-        self.clients = clients
-        self.queue_bytes = queue_bytes
-        self.reserved_bytes = reserved_bytes
-        self.parked_requests = parked_requests
-        self.streams = streams
+    tables: dict[str, tuple[int, int]]
+    queue_depth: int
+    memory: dict[str, int]
+    clients: dict[str, int]
+    journal_state: str = "ok"
+    journal_bytes: int = 0
+    base_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    base_bytes: int = 0
+    queue_bytes: int = 0
+    reserved_bytes: int = 0
+    parked_requests: int = 0
+    streams: int = 0
 
 
 def resident_bytes() -> int:
@@ -115,24 +115,20 @@ class _GaugeCollector(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         gauges = self._read()
-        rows = GaugeMetricFamily("shardam_rows", "Rows of a table on this shard.", labels=(*LABELS, "table"))
-        steps = GaugeMetricFamily("shardam_table_step", "Step t of a table.", labels=(*LABELS, "table"))
-        for table, (num_rows, step) in gauges.tables.items():
-            rows.add_metric((*self._label_values, table), num_rows)
-            steps.add_metric((*self._label_values, table), step)
-        memory = GaugeMetricFamily(
-            "shardam_memory_bytes", "Memory by kind: records, index, resident, device.", labels=(*LABELS, "kind")
-        )
-        for kind, size_bytes in gauges.memory.items():
-            memory.add_metric((*self._label_values, kind), size_bytes)
-        clients = GaugeMetricFamily("shardam_clients", "Clients remembered, by state: open, closed.", labels=(*LABELS, "state"))
-        for state, count in gauges.clients.items():
-            clients.add_metric((*self._label_values, state), count)
+        journal = {word: float(word == gauges.journal_state) for word in JOURNAL_STATES.values()}
+        rows = {table: float(num_rows) for table, (num_rows, _) in gauges.tables.items()}
+        steps = {table: float(step) for table, (_, step) in gauges.tables.items()}
         return [
-            rows,
-            steps,
-            memory,
-            clients,
+            self._family("shardam_rows", "Rows of a table on this shard.", "table", rows),
+            self._family("shardam_table_step", "Step t of a table.", "table", steps),
+            self._family("shardam_memory_bytes", "Memory by kind: records, index, resident, device.", "kind", gauges.memory),
+            self._family("shardam_clients", "Clients remembered, by state: open, closed.", "state", gauges.clients),
+            self._family("shardam_journal_state", "1 for the state that the journal is in, else 0.", "state", journal),
+            self._family(
+                "shardam_base_seconds", "Of the last base: held (changes waited), whole.", "part", gauges.base_seconds
+            ),
+            self._gauge("shardam_base_bytes", "Size of the last base.", gauges.base_bytes),
+            self._gauge("shardam_journal_bytes", "Bytes of the journal since its base.", gauges.journal_bytes),
             self._gauge("shardam_queue_depth", "Changes that wait to be applied.", gauges.queue_depth),
             self._gauge("shardam_queue_bytes", "Bytes of changes that wait to be applied.", gauges.queue_bytes),
             self._gauge("shardam_reserved_bytes", "Bytes reserved for pushes that arrive in chunks.", gauges.reserved_bytes),
@@ -144,3 +140,9 @@ class _GaugeCollector(Collector):
         gauge = GaugeMetricFamily(name, text, labels=LABELS)
         gauge.add_metric(self._label_values, value)
         return gauge
+
+    def _family(self, name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, text, labels=(*LABELS, label))
+        for key, value in values.items():
+            family.add_metric((*self._label_values, key), value)
+        return family

@@ -58,6 +58,7 @@ from shardam_server.shard.services.table import TableServicer
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.streams import Streams
 from shardam_server.shard.tenure import Tenure
+from shardam_server.shard_words import JOURNAL_STATES
 
 logger = logging.getLogger(__name__)
 
@@ -277,6 +278,8 @@ class ShardProcess:
 
     def _gauges(self) -> ShardGauges:
         tables, clients = self._shard.state.tables(), self._shard.state.clients
+        journal = self._shard.kept.status()
+        base = journal.last_base
         return ShardGauges(
             {table.spec.name: (table.num_rows, table.step) for table in tables},
             queue_depth=self._shard.sequencer.queue_depth,
@@ -291,6 +294,10 @@ class ShardProcess:
                 "device": self._shard.device.memory_bytes,
             },
             clients={"open": clients.num_open, "closed": len(clients) - clients.num_open},
+            journal_state=JOURNAL_STATES[journal.state],
+            journal_bytes=journal.size_bytes,
+            base_seconds={} if base is None else {"held": base.held_s, "whole": base.seconds},
+            base_bytes=0 if base is None else base.size_bytes,
         )
 
 

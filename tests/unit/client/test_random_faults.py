@@ -15,7 +15,7 @@ from shardam import _backoff, _messages
 from shardam._reads import read_weights
 from shardam.errors import QueueFull, RowLimit, ShardNotReady, ShardUnreachable
 
-NUM_CHANGES = 120
+NUM_CHANGES = 90
 """A few times the numbers that may be in flight and queued."""
 
 CHUNK = 4096

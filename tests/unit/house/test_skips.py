@@ -19,6 +19,7 @@ def run_pytest(folder: Path, body: str, *options: str, ci: bool = False) -> subp
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_it.py").write_text(f"import pytest\n\n{body}")
     environment = {**os.environ, "CI": "true" if ci else "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment["PYTHONPATH"] = str(TESTS / "support")  # conftest.py takes from there what every test needs
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), *options, str(folder)]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=60, check=False)
 

@@ -14,11 +14,15 @@ _PID_BYTES = 32
 
 
 class FolderRefused(CommandError):
-    """A data folder cannot be used by this shard."""
+    """A data folder cannot be used by this shard, now or later: a setting is wrong."""
+
+    exit_code = 2
 
 
 class FolderHeld(FolderRefused):
-    """Another process holds the folder."""
+    """Another process holds the folder, for now."""
+
+    exit_code = 1
 
 
 class FolderLock:

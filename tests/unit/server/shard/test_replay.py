@@ -176,7 +176,7 @@ def test_a_number_closed_with_other_steps_is_damage() -> None:
     _, records = all_kinds()
     place = next(place for place, (record, _) in enumerate(records) if record.close.steps)
     records[place][0].close.steps[0].table_step += 1
-    with pytest.raises(JournalDamaged, match=r"closed a number with steps \{.*\}, replayed they are"):
+    with pytest.raises(JournalDamaged, match=r"took tables to \{.*\}, replayed it takes them to"):
         replayed(records)
 
 

@@ -106,7 +106,7 @@ def test_a_stream_and_unary_calls_give_the_same_answers_and_bits() -> None:
                     answer.header.incarnation = answer.header.lineage = 0  # type: ignore[attr-defined]  # random in each process
                     answers.append(str(answer))
                 except ShardamError as error:
-                    answers.append(f"{error.reason} {error.message} {error.metadata}")
+                    answers.append(f"{error.reason} {error.message} {sorted(error.metadata.items())}")
             answers.append(str(client.read(table, [1, 2, 3, 4]).rows))
             seen.append(answers)
     assert seen[0] == seen[1]
