@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from shardam._arrays import Int64s
+from shardam._forks import FORKS
 from shardam._values import TableInfo
 from shardam.cluster import Cluster
 from shardam_proto.errors import BadOption
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
     from shardam.optimizer import SparseAdam
-
-_gradients: weakref.WeakKeyDictionary[Cluster, dict[int, TableGradient]] = weakref.WeakKeyDictionary()
-_gradients_lock = threading.Lock()
 
 
 class KeptRows:
@@ -72,6 +70,11 @@ class TableGradient:
         self.pushed = False
         self._kept: list[weakref.ref[KeptRows]] = []
         self._owners: weakref.WeakSet[SparseAdam] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        FORKS.add_heir(self)
+
+    def _begin_anew(self) -> None:
+        """Has, in a forked child, a lock that no thread of the parent holds; the gradient is a copy, as any tensor is."""
         self._lock = threading.Lock()
 
     def add(self, row_ids: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -205,8 +208,26 @@ class PulledRows(torch.autograd.Function):
 
 def gradient_of(cluster: Cluster, info: TableInfo) -> TableGradient:
     """Returns the one gradient of a client and table."""
-    with _gradients_lock:
-        tables = _gradients.setdefault(cluster, {})
-        if info.table_id not in tables:
-            tables[info.table_id] = TableGradient(info)
-        return tables[info.table_id]
+    return _GRADIENTS.of(cluster, info)
+
+
+class _Gradients:
+    """One process's gradients, by client and table id. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._tables: weakref.WeakKeyDictionary[Cluster, dict[int, TableGradient]] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def of(self, cluster: Cluster, info: TableInfo) -> TableGradient:
+        with self._lock:
+            tables = self._tables.setdefault(cluster, {})
+            if info.table_id not in tables:
+                FORKS.add_heir(self)
+                tables[info.table_id] = TableGradient(info)
+            return tables[info.table_id]
+
+    def _begin_anew(self) -> None:
+        self._lock = threading.Lock()
+
+
+_GRADIENTS = _Gradients()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from shardam._backoff import Backoff
 from shardam._changes import AnyChange
 from shardam._endings import ends_client
+from shardam._forks import is_fork_error
 from shardam._link import ShardLink
 from shardam._recovery import recover
 from shardam._session import Session
@@ -267,6 +268,8 @@ class Lane:
 
     def _come_back(self, error: ShardamError, incarnation: int) -> None:
         """Does what a problem asks for, and waits before the next try."""
+        if is_fork_error(error):
+            return
         if not self._is_mere_gap(error):
             try:
                 error = recover(self._session, self._link, error, incarnation)

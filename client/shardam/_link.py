@@ -13,6 +13,7 @@ from typing import TypeVar
 import grpc
 
 from shardam._endings import copy_of
+from shardam._forks import FORKS, fork_error, is_fork_error
 from shardam._stream import ExchangeStream, Reply, StreamRequest
 from shardam_proto.channels import UnaryCall, call, open_channel, token_metadata
 from shardam_proto.errors import ShardamError, ShardLost, ShardUnreachable
@@ -35,6 +36,11 @@ class _Way:
         self.tables = table_pb2_grpc.TableServiceStub(self.channel)
         self.stream: ExchangeStream | None = None
         self.heard_at = 0.0
+        self.forked = False
+
+    def close_channel(self) -> None:
+        """Closes the channel; unary calls on it fail."""
+        self.channel.close()
 
     def close(self, error: ShardamError) -> None:
         """Ends stream and channel; calls that run on it fail and are tried again on the next way, if there is one."""
@@ -71,9 +77,10 @@ class ShardLink:
         self.lock = threading.Lock()
         self._token = token
         self._registered = entry.incarnation
-        self._way = _Way(entry.address)
-        self._way_lock = threading.Lock()
+        self._way: _Way | None = None
+        self._way_lock = threading.RLock()
         self._end: ShardamError | None = None
+        FORKS.add_link(self)
 
     @property
     def peer(self) -> str:
@@ -83,17 +90,17 @@ class ShardLink:
     @property
     def embedding(self) -> embedding_pb2_grpc.EmbeddingServiceStub:
         """Training calls."""
-        return self._way.embedding
+        return self._open_way().embedding
 
     @property
     def rows(self) -> row_pb2_grpc.RowServiceStub:
         """Calls for rows."""
-        return self._way.rows
+        return self._open_way().rows
 
     @property
     def tables(self) -> table_pb2_grpc.TableServiceStub:
         """Calls for tables."""
-        return self._way.tables
+        return self._open_way().tables
 
     # -- calls
 
@@ -111,7 +118,19 @@ class ShardLink:
             ShardUnreachable: no answer; a connection on which nothing has been heard for so long is replaced.
             ShardamError: the shard's reason.
         """
-        way, started = self._way, time.monotonic()
+        while True:
+            with FORKS.passage():
+                way = self._open_way()
+                try:
+                    return self._call_once(way, method, request, timeout_s)
+                except ShardUnreachable:
+                    if not way.forked:
+                        raise
+
+    def _call_once(
+        self, way: _Way, method: Callable[[ShardLink], UnaryCall[RequestT, ResponseT]], request: RequestT, timeout_s: float
+    ) -> ResponseT:
+        started = time.monotonic()
         try:
             answer = call(method(self), request, timeout_s=timeout_s, token=self._token, peer=self.peer)
         except ValueError as error:  # gRPC's complaint about a closed channel: another thread has replaced it
@@ -134,6 +153,14 @@ class ShardLink:
             ShardUnreachable: no answer in that time, or the stream broke.
             ShardamError: the shard's reason.
         """
+        while True:
+            try:
+                return self._pull_once(request, timeout_s)
+            except ShardUnreachable as error:
+                if not is_fork_error(error):
+                    raise
+
+    def _pull_once(self, request: embedding_pb2.PullRequest, timeout_s: float) -> embedding_pb2.PullResponse:
         reply: Future[embedding_pb2.ExchangeResponse] = Future()
         message = embedding_pb2.ExchangeRequest(pull=request)
         header, settled = request.header, functools.partial(_resolve, reply)
@@ -157,10 +184,10 @@ class ShardLink:
             ShardUnreachable: it could not be opened.
             ShardamError: what ended this client.
         """
-        with self._way_lock:
+        with FORKS.passage(), self._way_lock:
             if self._end is not None:
                 raise copy_of(self._end)
-            way = self._way
+            way = self._open_way()
             if way.stream is None or way.stream.ended:
                 start = functools.partial(way.embedding.Exchange, metadata=token_metadata(self._token))
                 try:
@@ -186,8 +213,12 @@ class ShardLink:
             self._replace_if_silent(self._way, request.sent_at or request.queued_at, error, stream)
         return error
 
-    def _replace_if_silent(self, way: _Way, since: float, error: ShardamError, stream: ExchangeStream | None = None) -> None:
+    def _replace_if_silent(
+        self, way: _Way | None, since: float, error: ShardamError, stream: ExchangeStream | None = None
+    ) -> None:
         """Makes a new channel if the old one may be half dead: nothing was heard on it since then."""
+        if way is None:
+            return
         stream = stream or way.stream
         heard_at = max(way.heard_at, stream.heard_at if stream is not None else 0.0)
         if way is self._way and (stream is None or stream is way.stream) and heard_at < since:
@@ -205,14 +236,34 @@ class ShardLink:
             moved = ShardUnreachable(f"{self.peer} is another process now", metadata={"peer": self.peer})
             self._replace(self._way, entry.address, moved)
 
-    def _replace(self, way: _Way, address: str, error: ShardamError) -> None:
-        """Takes a new channel: a new connection at once, where the old one would wait in gRPC's back-off."""
+    def _open_way(self) -> _Way:
+        """Returns the channel, opened if there is none; to be called where FORKS lets pass."""
         with self._way_lock:
-            if self._way is not way or self._end is not None:
-                return  # another thread has done so meanwhile
-            self.address = address
-            self._way = _Way(address)
-        way.close(error)
+            if self._way is None:
+                if self._end is not None:
+                    raise copy_of(self._end)
+                self._way = _Way(self.address)
+            return self._way
+
+    def _replace(self, way: _Way | None, address: str, error: ShardamError) -> None:
+        """Parts with a channel: the next one connects at once, where the old one would wait in gRPC's back-off."""
+        with FORKS.passage():
+            with self._way_lock:
+                if self._way is not way or self._end is not None:
+                    return  # another thread has done so meanwhile
+                self.address, self._way = address, None
+            if way is not None:
+                way.close(error)
+
+    def let_go(self) -> _Way | None:
+        """Parts with channel and stream before a fork; what waits on the stream fails with fork_error."""
+        with self._way_lock:
+            way, self._way = self._way, None
+        if way is not None:
+            way.forked = True
+            if way.stream is not None:
+                way.stream.end(fork_error(self.peer))
+        return way
 
     # -- who is there
 
@@ -247,14 +298,18 @@ class ShardLink:
         """Ends the stream for good: this client has ended, and whoever waits is told why."""
         with self._way_lock:
             self._end = self._end or error
-            stream = self._way.stream
+            stream = None if self._way is None else self._way.stream
         if stream is not None:
             stream.end(error)
 
     def close(self, error: ShardamError) -> None:
         """Closes channel and stream for good."""
         self.break_off(error)
-        self._way.close(error)
+        with FORKS.passage():
+            with self._way_lock:
+                way, self._way = self._way, None
+            if way is not None:
+                way.close(error)
 
 
 def _resolve(future: Future[embedding_pb2.ExchangeResponse], reply: Reply) -> None:

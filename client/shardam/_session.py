@@ -118,13 +118,13 @@ class Session:
         """Raises if this client may not go on.
 
         Raises:
-            ClientClosed: it was closed, or this is a forked process.
+            ClientClosed: it was closed, or this is a forked process, where the cluster object opens a client of its own.
             ShardamError: what ended it, ShardLost among others.
         """
         if not self.in_this_process:
             raise ClientClosed(
-                f"this cluster object belongs to process {self._pid} and does not work after a fork (this is process "
-                f"{os.getpid()}); call shardam.connect in the new process, or start workers with the spawn method"
+                f"this was begun before the fork, by process {self._pid}, and cannot go on in process {os.getpid()}; begin it "
+                "again there"
             )
         failure = self._failure
         if failure is not None:

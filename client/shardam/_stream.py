@@ -14,7 +14,9 @@ from typing import Protocol
 
 import grpc
 
+from shardam._backoff import Deadline
 from shardam._endings import copy_of, ends_client
+from shardam._forks import FORKS
 from shardam_proto.channels import translate
 from shardam_proto.errors import ShardamError, ShardUnreachable, make_error
 from shardam_proto.v1 import embedding_pb2
@@ -105,6 +107,10 @@ class ExchangeCall(Protocol):
         """Ends the call."""
         ...
 
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Has a function called, in gRPC's thread that serves the call, when it has ended; False: it has."""
+        ...
+
 
 class ExchangeStream:
     """One stream. Thread-safe.
@@ -126,13 +132,18 @@ class ExchangeStream:
         self._pending: dict[int, StreamRequest] = {}
         self._end: ShardamError | None = None
         self._changed = threading.Condition()
+        self._sends, self._call_is_over = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
         self._call = start(self._outgoing())
-        self._reader = threading.Thread(target=self._read, name="shardam-stream", daemon=True)
+        if not self._call.add_callback(self._on_call_end):
+            self._call_is_over.set()
+        FORKS.add_stream(self)
         try:
-            self._reader.start()
+            self._reader = FORKS.start_inside(self._read, "shardam-stream")
         except RuntimeError:  # the interpreter ends
             self.end(ShardUnreachable(f"{peer}: no thread for its stream"))
             raise
+        self._threads.append(self._reader)
 
     @property
     def ended(self) -> bool:
@@ -166,17 +177,37 @@ class ExchangeStream:
             self._queue.clear()
             self._changed.notify_all()
         if first:
-            self._call.cancel()
+            with FORKS.passage_if_open() as inside:
+                if inside:  # else the fork ends the call
+                    self._call.cancel()
         for request in pending:
             request.settle(copy_of(self._end))
+
+    def cancel(self) -> None:
+        """Ends the call of an ended stream."""
+        self._call.cancel()
 
     def join(self) -> None:
         """Waits until the thread of an ended stream is gone."""
         if self._reader is not threading.current_thread():
             self._reader.join()
 
+    def wait_for_threads(self, deadline: Deadline) -> bool:
+        """Waits until the threads of an ended stream are gone, gRPC's too; False: some are not at the deadline."""
+        if not (self._sends.wait(deadline.remaining_s) and self._call_is_over.wait(deadline.remaining_s)):
+            return False
+        for thread in self._threads:
+            thread.join(deadline.remaining_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _on_call_end(self) -> None:
+        self._threads.append(threading.current_thread())
+        self._call_is_over.set()
+
     def _outgoing(self) -> Messages:
         """What gRPC sends, in a thread of its own that asks for the next message once the former has left."""
+        self._threads.append(threading.current_thread())
+        self._sends.set()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._queue) or self._end is not None)
@@ -204,6 +235,7 @@ class ExchangeStream:
             error: ShardamError = ShardUnreachable(f"{self.peer} has ended the stream", metadata={"peer": self.peer})
         except grpc.RpcError as problem:
             error = _stream_error(problem, self.peer)
+            problem.__traceback__ = None  # it is the call itself, and would keep itself alive
         except Exception as problem:  # the thread's edge: whoever waits is told
             logger.exception("%s: the stream's reader failed", self.peer)
             error = ShardUnreachable(f"{self.peer}: its answers could not be read: {problem!r}")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import difflib
 import logging
 import math
 import os
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from shardam._calls import ShardCall
 from shardam._discovery import open_session
+from shardam._forks import FORKS
 from shardam._link import ShardLink
+from shardam._open_clusters import OpenClusters
 from shardam._parts import TableStepGradient, options_value, push_change
 from shardam._pusher import Pusher
 from shardam._session import Session, SessionOptions
@@ -33,18 +33,15 @@ TOKEN_VARIABLE = "SHARDAM_TOKEN"
 PAGE_SIZE = 1000
 """Tables of one page of a listing; a schema has about 100 bytes."""
 
-_open_clusters: set[Cluster] = set()
-_exit_hook = threading.Lock()
-_pickled_clusters: weakref.WeakValueDictionary[tuple[str, str, float], Cluster] = weakref.WeakValueDictionary()
-_pickled_lock = threading.Lock()
-
 
 class Cluster:
     """A client of a cluster; made by connect, or a LocalCluster. Thread-safe, and a context manager that closes.
 
-    It belongs to the process that made it and does not work after a fork. A pickle carries the cluster's address: the Redis URL
-    as it was given, its password included, but no token and nothing that is queued. What comes out of it connects when it is
-    first used, as a client of its own, with $SHARDAM_TOKEN if set. Copies are the same cluster.
+    After a fork, in DataLoader workers too, the child connects when it first uses the cluster, as a client of its own, with the
+    same options; what the parent had queued is sent by the parent alone. A worker that loads data is there to pull. It may
+    push, too: each of its pushes is a step of its own. A pickle carries the cluster's address: the Redis URL as it was given,
+    its password included, but no token and nothing that is queued. What comes out of it connects likewise, with $SHARDAM_TOKEN
+    if set. Copies are the same cluster.
 
     Args:
         session: an open client, or how to open one when it is first needed.
@@ -56,12 +53,13 @@ class Cluster:
         self._open_lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._closed = False
+        FORKS.add_heir(self)
         if isinstance(session, Session):
             self._start(session)
 
     def _start(self, session: Session) -> tuple[Session, Pusher]:
         self._client = session, Pusher(session)
-        _close_at_exit(self)
+        _OPEN.add(self)
         return self._client
 
     def _opened(self) -> tuple[Session, Pusher]:
@@ -82,10 +80,20 @@ class Cluster:
     def _pusher(self) -> Pusher:
         return self._opened()[1]
 
+    def _begin_anew(self) -> object:
+        """Drops, in a forked child, the parent's client; the child opens one of its own when it needs one.
+
+        Returns:
+            What was dropped; it must not be finalized.
+        """
+        parents, self._client = self._client, None
+        self._open_lock, self._close_lock = threading.Lock(), threading.Lock()
+        return parents
+
     @property
-    def _works_here(self) -> bool:
-        """True: open in this process, or to be opened."""
-        return not self._closed and (self._client is None or self._client[0].in_this_process)
+    def _is_closed(self) -> bool:
+        """True: close was called."""
+        return self._closed
 
     @property
     def name(self) -> str:
@@ -208,8 +216,6 @@ class Cluster:
         Raises:
             ShardamError: a queued push failed; everything is closed all the same.
         """
-        if self._client is not None and not self._client[0].in_this_process:
-            return  # a forked child: threads and channels are the parent's
         with self._close_lock:
             if self._closed:
                 return
@@ -223,7 +229,7 @@ class Cluster:
             finally:
                 pusher.close()
                 session.close()
-                _open_clusters.discard(self)
+                _OPEN.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -250,16 +256,17 @@ class Cluster:
         return self
 
 
+_OPEN: OpenClusters[Cluster] = OpenClusters()
+"""This process's."""
+
+
 def _from_pickle(redis_url: str, cluster: str, shard_timeout_s: float) -> Cluster:
     """Returns this process's client for what was pickled; many pickles of one cluster share it."""
-    key = (redis_url, cluster, shard_timeout_s)
-    with _pickled_lock:
-        known = _pickled_clusters.get(key)
-        if known is None or not known._works_here:
-            token = os.environ.get(TOKEN_VARIABLE) or None
-            known = Cluster(SessionOptions(redis_url, cluster, token, shard_timeout_s))
-            _pickled_clusters[key] = known
-        return known
+
+    def make() -> Cluster:
+        return Cluster(SessionOptions(redis_url, cluster, os.environ.get(TOKEN_VARIABLE) or None, shard_timeout_s))
+
+    return _OPEN.shared((redis_url, cluster, shard_timeout_s), make)
 
 
 def connect(
@@ -303,18 +310,3 @@ def connect(
 
 def _info(table: common_pb2.TableInfo) -> TableInfo:
     return TableInfo(TableSpec.from_proto(table.spec), table.table_id, table.table_seed)
-
-
-def _close_at_exit(cluster: Cluster) -> None:
-    with _exit_hook:
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)  # last registered runs first: before the hooks of what it needs
-        _open_clusters.add(cluster)
-
-
-def _close_all() -> None:
-    for cluster in list(_open_clusters):
-        try:
-            cluster.close()
-        except ShardamError as error:
-            logger.error("%r could not send its last changes: %s", cluster, error)

@@ -11,10 +11,12 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from shardam._discovery import open_session
+from shardam._forks import FORKS
 from shardam._session import SessionOptions
 from shardam.cluster import Cluster
 from shardam_proto.errors import BadOption, ShardNotReady
@@ -34,6 +36,9 @@ SHARD_TIMEOUT_S = 60.0
 
 _STDERR_LINES = 40
 """Lines of the processes' log that an error shows."""
+
+_PIPE_BYTES = 65_536
+"""A pipe holds no more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,13 +122,11 @@ class LocalCluster(Cluster):
             raise
 
     def close(self) -> None:
-        """Sends what is queued, disconnects, and ends the processes. May be called again.
+        """Sends what is queued, disconnects, and ends the processes; a forked child ends no process. May be called again.
 
         Raises:
             ShardamError: a queued push failed; the processes have ended all the same.
         """
-        if not self._session.in_this_process:
-            return
         try:
             super().close()
         finally:
@@ -164,9 +167,11 @@ class _ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
-            text=True,
+            bufsize=0,  # a buffer has a lock, which its reader holds while a fork copies it
             start_new_session=True,  # Ctrl-C reaches the program first, which then closes its cluster
         )
+        self._is_the_parents = False
+        FORKS.add_heir(self)
         self._first_line: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._log: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
         self._readers = [
@@ -196,6 +201,8 @@ class _ServerProcess:
 
     def stop(self) -> None:
         """Ends the processes: by the end of input, else by SIGTERM, else by SIGKILL. May be called again."""
+        if self._is_the_parents:
+            return
         process = self._process
         if process.stdin is not None and not process.stdin.closed:
             process.stdin.close()
@@ -213,17 +220,41 @@ class _ServerProcess:
             if stream is not None:
                 stream.close()
 
+    def _begin_anew(self) -> object:
+        """Leaves the processes to the parent, in a forked child: they end with its end of the pipes alone.
+
+        Returns:
+            What was dropped; it must not be finalized.
+        """
+        self._is_the_parents = True
+        self._process.returncode = 0  # they are no children of this process, which has nothing to wait for
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None and not stream.closed:
+                os.dup2(nothing, stream.fileno(), inheritable=False)
+        os.close(nothing)
+        return self._process
+
     def _failure(self, what: str) -> ShardNotReady:
         for reader in self._readers:
             reader.join(1.0)  # the last lines say why
         log = "\n".join(self._log) or "(no output)"
         return ShardNotReady(f"the local cluster {what}; its last lines:\n{log}")
 
-    def _read_stdout(self, stream: IO[str]) -> None:
-        self._first_line.put(stream.readline())
-        for line in stream:
-            self._log.append(line.rstrip())
+    def _read_stdout(self, stream: IO[bytes]) -> None:
+        lines = _lines(stream)
+        self._first_line.put(next(lines, ""))
+        self._log.extend(lines)
 
-    def _read_stderr(self, stream: IO[str]) -> None:
-        for line in stream:
-            self._log.append(line.rstrip())
+    def _read_stderr(self, stream: IO[bytes]) -> None:
+        self._log.extend(_lines(stream))
+
+
+def _lines(stream: IO[bytes]) -> Iterator[str]:
+    """Yields what comes through a pipe, line by line."""
+    rest = b""
+    while data := stream.read(_PIPE_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.decode(errors="replace").rstrip() for line in lines)
+    if rest:
+        yield rest.decode(errors="replace").rstrip()
