@@ -100,7 +100,8 @@ STAGES = (
     Stage("demo", 90, "demo", PARALLEL),
     Stage("deploy", 120, "deploy"),  # serial: a whole stack of processes at a time
     Stage("durability", 180, "durability"),  # serial: its threads and small disks should not wait for another file's
-    Stage("fault", 180, "fault"),  # serial: it kills processes and measures who notices
+    Stage("fault", 180, "fault", exclude="test_exactly_once*.py"),  # serial: it kills processes and measures who notices
+    Stage("exactly-once", 180, "fault", pattern="test_exactly_once*.py"),  # serial, likewise
     Stage("browser", 90, "browser"),  # serial: one browser at a time is all that two cores carry
 )
 
