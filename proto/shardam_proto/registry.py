@@ -58,6 +58,11 @@ class Keys:
         """Hash: shard index -> lineage of the state that it serves, to notice a shard that comes back without it."""
         return f"shardam:{self.cluster}:lineages"
 
+    @property
+    def marks(self) -> str:
+        """Hash: shard index -> lineage:change number, the highest that its folder held, to notice an older copy of it."""
+        return f"shardam:{self.cluster}:marks"
+
     def given_rows(self, table_id: int) -> str:
         """String with a time to live: the lease of the one client that writes a table's given (pretrained) rows."""
         return f"shardam:{self.cluster}:given_rows:{table_id}"
@@ -101,6 +106,7 @@ class ShardEntry:
         pid: process id on its host.
         ready: True: it serves.
         lost: True: it came back without the state that the cluster knows it had, and serves nothing.
+        folder: which folder's lock it holds; a copy of the folder is another one. Empty: none.
     """
 
     index: int
@@ -112,6 +118,7 @@ class ShardEntry:
     pid: int
     ready: bool
     lost: bool = False
+    folder: str = ""
 
     def to_json(self) -> str:
         """Returns the value stored in Redis."""

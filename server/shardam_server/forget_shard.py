@@ -39,7 +39,7 @@ def run_forget_shard(settings: ForgetShardSettings) -> int:
         try:
             answer = call(
                 stub.ForgetState,
-                shard_pb2.ForgetStateRequest(header=header),
+                shard_pb2.ForgetStateRequest(header=header, without_lost=settings.without_lost),
                 timeout_s=settings.shard_timeout_s,
                 token=settings.plain_token,
                 peer=peer,
@@ -100,7 +100,8 @@ def _report(entry: ShardEntry, former: int | None, lineage: int, status: shard_p
         f"shard {entry.index} at {entry.address} starts empty on lineage {lineage} and serves {status.num_tables} tables\n"
         f"given up: all rows and moments that shard {entry.index} held{_of(former)}; they start from their initial values "
         "again\n"
-        "programs that were connected before raise ShardLost; start them again\n"
+        "programs that were connected before raise ShardLost or ClientClosed: start them again; Idempotency-Keys of before are "
+        "refused: use new ones\n"
     )
 
 

@@ -302,6 +302,9 @@ class ForgetShardSettings(MemberSettings):
 
     index: int = Field(ge=0, lt=NUM_BUCKETS, description="index of the LOST shard whose rows are given up. Required")
     shard_timeout_s: TimeoutSeconds = Field(30.0, description="seconds until the call to the shard has failed")
+    without_lost: bool = Field(
+        False, description="go on though other shards are LOST, too: their rows are given up as well, tell them the same"
+    )
 
 
 class UpSettings(StateSettings):

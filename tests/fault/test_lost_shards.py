@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from shardam_testing.raw_client import RawClient, raw_client
 from shardam_testing.waiting import wait_for
 
 from shardam_proto.errors import ShardLost
-from shardam_proto.registry import ClusterView
+from shardam_proto.registry import ClusterView, Keys
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2, shard_pb2
+from shardam_server.shard.known_lineages import HighMark
 
 LEASE_S = "1"
 """Until it runs out, a killed shard's name is waited for."""
@@ -166,6 +168,125 @@ def test_home_without_its_folder_is_lost_when_a_shard_with_its_own_brings_the_cl
             home.create(TableSpec("new", 2))
 
 
+def test_no_shard_starts_empty_while_another_is_away_because_it_takes_over_its_steps(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with running_shards(tmp_path, 2, data_dir=str(state), lease_s=LEASE_S) as shards:
+        train_a_little(shards)
+        for shard in shards.processes:
+            shard.kill()
+        shutil.rmtree(state / "test" / "shard-1")
+        shards.start(1, data_dir=str(state), lease_s=LEASE_S)
+        wait_for("the shard to be LOST", lambda: is_lost(shards, 1), HANG_S)
+        wait_for("the lease of home to run out", lambda: 0 not in shards.view().shards, HANG_S)
+        refused = forget(shards, 1)
+        assert refused.returncode == 1
+        assert "shards [0] do not: start them and try again" in refused.stderr
+        assert is_lost(shards, 1)
+        wait_serving(shards, shards.start(0, data_dir=str(state), lease_s=LEASE_S))
+        assert forget(shards, 1).returncode == 0
+        assert steps(shards) == [2, 2]
+
+
+def test_shards_that_are_lost_together_name_each_other_and_are_given_up_together_if_told_so(tmp_path: Path) -> None:
+    with running_shards(tmp_path, 3, lease_s=LEASE_S) as shards:
+        train_a_little(shards)
+        for index in (1, 2):
+            shards.processes[index].kill()
+            shards.start(index, lease_s=LEASE_S)
+        wait_for("both to be LOST", lambda: is_lost(shards, 1) and is_lost(shards, 2), HANG_S)
+        refused = forget(shards, 1)
+        assert refused.returncode == 1
+        assert "shards [2] are LOST, too" in refused.stderr
+        assert "tell each of shards [1, 2] `shardam forget-shard --without-lost`" in refused.stderr
+        assert forget(shards, 1, "--without-lost").returncode == 0
+        assert forget(shards, 2).returncode == 0
+        assert steps(shards) == [2, 2, 2]
+
+
+def test_a_forgotten_shard_ends_all_clients_and_keys_of_before_everywhere_and_says_so(tmp_path: Path) -> None:
+    with running_shards(tmp_path, 2, lease_s=LEASE_S) as shards:
+        view = shards.view()
+        with raw_client(view, 0) as home, raw_client(view, 1) as other:
+            table = home.create(TableSpec("t", 2))[0]
+            other.client_id = home.client_id
+            push_twice(home, table, owned_by(view, 0))
+            other.open()
+            other.push(1, table, owned_by(view, 1), np.ones((5, 2)))
+            shards.processes[1].kill()
+            shards.start(1, lease_s=LEASE_S)
+            wait_for("the shard to be LOST", lambda: is_lost(shards, 1), HANG_S)
+            done = forget(shards, 1)
+            assert done.returncode == 0, done.stderr
+            assert "programs that were connected before raise ShardLost or ClientClosed" in done.stdout
+            assert "Idempotency-Keys of before are refused: use new ones" in done.stdout
+            third = (3, table, owned_by(view, 0), np.ones((5, 2)))
+            assert reason_of(lambda: home.push(*third)) == "CLIENT_CLOSED"
+            with raw_client(shards.view(), 1) as empty:
+                empty.client_id = home.client_id
+                assert reason_of(empty.open) == "CLIENT_CLOSED"
+            home.leave()
+            assert steps(shards) == [2, 2]
+
+
+def test_an_older_copy_of_its_folder_is_lost_unless_the_loss_is_accepted(tmp_path: Path) -> None:
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    with running_shards(tmp_path, 2, data_dir=str(state), lease_s=LEASE_S) as shards:
+        view, table = train_a_little(shards)
+        assert shards.processes[1].terminate() == 0
+        shutil.copytree(state, copy)
+        owner = shards.start(1, data_dir=str(state), lease_s=LEASE_S)
+        wait_serving(shards, owner)
+        with raw_client(shards.view(), 1) as client:
+            push_twice(client, table, owned_by(view, 1))
+            seen = client.status().header.change_number
+        wait_for("the change to be known", lambda: mark_of(shards, 1) == seen, HANG_S)
+        owner.kill()
+        wait_renewed(shards, 0)
+        flush(shards)  # home remembers
+        wait_for("home to write it again", lambda: mark_of(shards, 1) == seen, HANG_S)
+        old = shards.start(1, data_dir=str(copy), lease_s=LEASE_S)
+        wait_for("the copy to be LOST", lambda: is_lost(shards, 1), HANG_S)
+        with raw_client(shards.view(), 1) as client:
+            message = rf"up to change \d+, and the cluster has seen change {seen};.*newer folder.*--truncate-journal.*{REMEDY}"
+            with pytest.raises(ShardLost, match=message):
+                client.open()
+        newest = shards.start(1, data_dir=str(state), lease_s=LEASE_S)  # takes the name from the LOST process
+        wait_serving(shards, newest)
+        assert steps(shards) == [2, 4]
+        assert old.process.wait(HANG_S) == 1
+        newest.kill()
+        accepted = shards.start(1, data_dir=str(copy), lease_s=LEASE_S, truncate_journal="true")
+        wait_serving(shards, accepted)
+        assert "what came between is lost" in accepted.log_text()
+        accepted.kill()
+        wait_serving(shards, shards.start(1, data_dir=str(copy), lease_s=LEASE_S))
+        assert steps(shards) == [2, 2]
+
+
+def steps(shards: Shards) -> list[int]:
+    """Returns the step of table "t" on each shard."""
+    view, found = shards.view(), []
+    for index in range(shards.count):
+        with raw_client(view, index) as client:
+            found.append(client.info("t").table_step)
+    return found
+
+
+def wait_renewed(shards: Shards, index: int) -> None:
+    """Waits until a shard has read in Redis what is there now."""
+    with contextlib.closing(shards.valkey.client()) as connection:
+        for _ in range(2):  # the first may have been under way
+            connection.hdel(Keys(shards.cluster).marks, str(index))
+            wait_for("the shard to renew its name", lambda: mark_of(shards, index) is not None, HANG_S)
+
+
+def mark_of(shards: Shards, index: int) -> int | None:
+    """Returns the highest change that Redis knows of a shard's folder."""
+    with contextlib.closing(shards.valkey.client()) as connection:
+        text = connection.hget(Keys(shards.cluster).marks, str(index))
+    return None if text is None else HighMark.from_text(text.decode()).change_number
+
+
 def train_a_little(shards: Shards) -> tuple[ClusterView, common_pb2.TableInfo]:
     """Pushes two steps of table "t" to both shards; shard 1 then has five rows."""
     view = shards.view()
@@ -188,9 +309,9 @@ def owned_by(view: ClusterView, shard: int) -> list[int]:
     return [int(row_id) for row_id in row_ids[view.route_map.shards_of(row_ids) == shard][:5]]
 
 
-def forget(shards: Shards, index: int) -> subprocess.CompletedProcess[str]:
+def forget(shards: Shards, index: int, *flags: str) -> subprocess.CompletedProcess[str]:
     """Runs `shardam forget-shard`."""
-    command = ["forget-shard", "--index", str(index), "--redis", shards.valkey.url, "--cluster", shards.cluster]
+    command = ["forget-shard", "--index", str(index), "--redis", shards.valkey.url, "--cluster", shards.cluster, *flags]
     return subprocess.run(
         [sys.executable, "-m", "shardam_server", *command],
         env=clean_environment(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,35 @@ def test_a_process_with_another_folder_is_refused_while_the_owner_lives(tmp_path
         assert shards.view().shards[0] == owner
         client.push(1)
         assert client.step == 1
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["as new as the owner's", "older"])
+def test_a_copy_of_the_owner_s_folder_takes_nothing_while_the_owner_lives(tmp_path: Path, is_older: bool) -> None:
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    with running_shards(tmp_path, data_dir=str(state), lease_s=LEASE_S) as shards, pushing_client(shards) as client:
+        client.push(1)
+        shutil.copytree(state, copy)
+        if is_older:
+            client.push(2)
+        owner = shards.view().shards[0]
+        second = shards.start(0, data_dir=str(copy), lease_s=LEASE_S)
+        assert second.process.wait(HANG_S) == 1
+        assert f"is already running (pid {owner.pid} at {owner.address})" in second.log_text()
+        assert shards.view().shards[0] == owner
+        client.push(3 if is_older else 2)
+        assert "fenced" not in shards.processes[0].log_text()
+
+
+def test_a_copy_as_new_as_the_owner_s_folder_waits_for_the_lease_of_a_killed_owner(tmp_path: Path) -> None:
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    with running_shards(tmp_path, data_dir=str(state), lease_s=LEASE_S) as shards, pushing_client(shards) as client:
+        client.push(1)
+        shards.processes[0].kill()
+        shutil.copytree(state, copy)
+        lineage = shards.view().shards[0].lineage
+        assert wait_serving(shards, shards.start(0, data_dir=str(copy), lease_s=LEASE_S)).lineage == lineage
+        with raw_client(shards.view()) as returned:
+            assert returned.info("t").table_step == 1
 
 
 @pytest.mark.case("C112")

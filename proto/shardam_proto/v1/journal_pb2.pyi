@@ -404,7 +404,7 @@ class EndRecord(_message.Message):
     client_id: _builtins.bytes
     """The client."""
     settled: _builtins.bool
-    """Home: its numbers are equal on all shards."""
+    """Its numbers are equal on all shards."""
     def __init__(
         self,
         *,
@@ -592,7 +592,7 @@ class StoredClient(_message.Message):
     closed: _builtins.bool
     """It has left or was dropped."""
     settled: _builtins.bool
-    """Home: its numbers are equal on all shards."""
+    """Its numbers are equal on all shards."""
     heartbeats: _builtins.bool
     """It sends heartbeats to home."""
     @_builtins.property

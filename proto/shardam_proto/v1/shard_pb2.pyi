@@ -439,8 +439,11 @@ class EndClientResponse(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     LAST_NUMBER_FIELD_NUMBER: _builtins.int
     NUMBERS_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
     last_number: _builtins.int
     """Its last closed number here. Zero: none, or the client is not known."""
+    settled: _builtins.bool
+    """Its numbers are equal on all shards already: none may be closed anywhere."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Header."""
@@ -455,14 +458,109 @@ class EndClientResponse(_message.Message):
         header: _common_pb2.ResponseHeader | None = ...,
         last_number: _builtins.int = ...,
         numbers: _abc.Iterable[Global___ClosedNumber] | None = ...,
+        settled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "last_number", b"last_number", "numbers", b"numbers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "last_number", b"last_number", "numbers", b"numbers", "settled", b"settled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndClientResponse: _TypeAlias = EndClientResponse  # noqa: Y015
+
+@_typing.final
+class EndClientsRequest(_message.Message):
+    """Ends all clients on one shard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    AFTER_CLIENT_ID_FIELD_NUMBER: _builtins.int
+    after_client_id: _builtins.bytes
+    """Client after which the answer begins, in the order of their ids. Empty: at the first."""
+    @_builtins.property
+    def header(self) -> _common_pb2.RequestHeader:
+        """Header."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.RequestHeader | None = ...,
+        after_client_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_client_id", b"after_client_id", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndClientsRequest: _TypeAlias = EndClientsRequest  # noqa: Y015
+
+@_typing.final
+class EndedClient(_message.Message):
+    """A client that takes no more changes on a shard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.bytes
+    """The client."""
+    last_number: _builtins.int
+    """Its last closed number there."""
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClosedNumber]:
+        """Its last numbers, up to the number of outcomes that a shard keeps."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.bytes = ...,
+        last_number: _builtins.int = ...,
+        numbers: _abc.Iterable[Global___ClosedNumber] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "last_number", b"last_number", "numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndedClient: _TypeAlias = EndedClient  # noqa: Y015
+
+@_typing.final
+class EndClientsResponse(_message.Message):
+    """No client takes more changes here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    NEXT_AFTER_CLIENT_ID_FIELD_NUMBER: _builtins.int
+    next_after_client_id: _builtins.bytes
+    """Client after which to go on. Empty: there are no more."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Header."""
+
+    @_builtins.property
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedClient]:
+        """Clients with numbers that may be unequal on other shards, by ascending id, as many as fit."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        clients: _abc.Iterable[Global___EndedClient] | None = ...,
+        next_after_client_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "header", b"header", "next_after_client_id", b"next_after_client_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndClientsResponse: _TypeAlias = EndClientsResponse  # noqa: Y015
 
 @_typing.final
 class SettleClientRequest(_message.Message):
@@ -473,8 +571,11 @@ class SettleClientRequest(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     NUMBERS_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
     client_id: _builtins.bytes
     """The client."""
+    settled: _builtins.bool
+    """Its numbers are equal on all shards then, so that the client may be forgotten, and takes no numbers any more."""
     @_builtins.property
     def header(self) -> _common_pb2.RequestHeader:
         """Header."""
@@ -489,10 +590,11 @@ class SettleClientRequest(_message.Message):
         header: _common_pb2.RequestHeader | None = ...,
         client_id: _builtins.bytes = ...,
         numbers: _abc.Iterable[Global___ClosedNumber] | None = ...,
+        settled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "header", b"header", "numbers", b"numbers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "header", b"header", "numbers", b"numbers", "settled", b"settled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -529,6 +631,9 @@ class ForgetStateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
+    WITHOUT_LOST_FIELD_NUMBER: _builtins.int
+    without_lost: _builtins.bool
+    """Go on without other shards that are LOST, because their rows are given up, too."""
     @_builtins.property
     def header(self) -> _common_pb2.RequestHeader:
         """Header."""
@@ -537,10 +642,11 @@ class ForgetStateRequest(_message.Message):
         self,
         *,
         header: _common_pb2.RequestHeader | None = ...,
+        without_lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "without_lost", b"without_lost"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,6 +45,11 @@ class ShardServiceStub:
                 request_serializer=shardam__proto_dot_v1_dot_shard__pb2.EndClientRequest.SerializeToString,
                 response_deserializer=shardam__proto_dot_v1_dot_shard__pb2.EndClientResponse.FromString,
                 _registered_method=True)
+        self.EndClients = channel.unary_unary(
+                '/shardam.v1.ShardService/EndClients',
+                request_serializer=shardam__proto_dot_v1_dot_shard__pb2.EndClientsRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_shard__pb2.EndClientsResponse.FromString,
+                _registered_method=True)
         self.SettleClient = channel.unary_unary(
                 '/shardam.v1.ShardService/SettleClient',
                 request_serializer=shardam__proto_dot_v1_dot_shard__pb2.SettleClientRequest.SerializeToString,
@@ -85,8 +90,16 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndClients(self, request, context):
+        """Ends all clients here and tells how their last numbers ended; called by a shard that starts empty. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SettleClient(self, request, context):
-        """Closes numbers of an ended client that other shards have applied; called by home. May be repeated.
+        """Closes numbers of an ended client that other shards have applied; called by home, and by a shard that starts empty. May be
+        repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,6 +138,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.EndClient,
                     request_deserializer=shardam__proto_dot_v1_dot_shard__pb2.EndClientRequest.FromString,
                     response_serializer=shardam__proto_dot_v1_dot_shard__pb2.EndClientResponse.SerializeToString,
+            ),
+            'EndClients': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndClients,
+                    request_deserializer=shardam__proto_dot_v1_dot_shard__pb2.EndClientsRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_shard__pb2.EndClientsResponse.SerializeToString,
             ),
             'SettleClient': grpc.unary_unary_rpc_method_handler(
                     servicer.SettleClient,
@@ -202,6 +220,33 @@ class ShardService:
             '/shardam.v1.ShardService/EndClient',
             shardam__proto_dot_v1_dot_shard__pb2.EndClientRequest.SerializeToString,
             shardam__proto_dot_v1_dot_shard__pb2.EndClientResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndClients(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/EndClients',
+            shardam__proto_dot_v1_dot_shard__pb2.EndClientsRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_shard__pb2.EndClientsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,8 +37,12 @@ class ShardServiceStub:
     """Describes the process and its state."""
     EndClient: _grpc.UnaryUnaryMultiCallable[_shard_pb2.EndClientRequest, _shard_pb2.EndClientResponse]
     """Ends a client here and tells how its last numbers ended; called by home. May be repeated."""
+    EndClients: _grpc.UnaryUnaryMultiCallable[_shard_pb2.EndClientsRequest, _shard_pb2.EndClientsResponse]
+    """Ends all clients here and tells how their last numbers ended; called by a shard that starts empty. May be repeated."""
     SettleClient: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SettleClientRequest, _shard_pb2.SettleClientResponse]
-    """Closes numbers of an ended client that other shards have applied; called by home. May be repeated."""
+    """Closes numbers of an ended client that other shards have applied; called by home, and by a shard that starts empty. May be
+    repeated.
+    """
     ForgetState: _grpc.UnaryUnaryMultiCallable[_shard_pb2.ForgetStateRequest, _shard_pb2.ForgetStateResponse]
     """Tells a LOST shard to start empty on a new lineage: its rows are given up. May be repeated."""
     InstallTables: _grpc.UnaryUnaryMultiCallable[_shard_pb2.InstallTablesRequest, _shard_pb2.InstallTablesResponse]
@@ -55,8 +59,12 @@ class ShardServiceAsyncStub(ShardServiceStub):
     """Describes the process and its state."""
     EndClient: _aio.UnaryUnaryMultiCallable[_shard_pb2.EndClientRequest, _shard_pb2.EndClientResponse]  # type: ignore[assignment]
     """Ends a client here and tells how its last numbers ended; called by home. May be repeated."""
+    EndClients: _aio.UnaryUnaryMultiCallable[_shard_pb2.EndClientsRequest, _shard_pb2.EndClientsResponse]  # type: ignore[assignment]
+    """Ends all clients here and tells how their last numbers ended; called by a shard that starts empty. May be repeated."""
     SettleClient: _aio.UnaryUnaryMultiCallable[_shard_pb2.SettleClientRequest, _shard_pb2.SettleClientResponse]  # type: ignore[assignment]
-    """Closes numbers of an ended client that other shards have applied; called by home. May be repeated."""
+    """Closes numbers of an ended client that other shards have applied; called by home, and by a shard that starts empty. May be
+    repeated.
+    """
     ForgetState: _aio.UnaryUnaryMultiCallable[_shard_pb2.ForgetStateRequest, _shard_pb2.ForgetStateResponse]  # type: ignore[assignment]
     """Tells a LOST shard to start empty on a new lineage: its rows are given up. May be repeated."""
     InstallTables: _aio.UnaryUnaryMultiCallable[_shard_pb2.InstallTablesRequest, _shard_pb2.InstallTablesResponse]  # type: ignore[assignment]
@@ -84,12 +92,22 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         """Ends a client here and tells how its last numbers ended; called by home. May be repeated."""
 
     @_abc_1.abstractmethod
+    def EndClients(
+        self,
+        request: _shard_pb2.EndClientsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.EndClientsResponse, _abc.Awaitable[_shard_pb2.EndClientsResponse]]:
+        """Ends all clients here and tells how their last numbers ended; called by a shard that starts empty. May be repeated."""
+
+    @_abc_1.abstractmethod
     def SettleClient(
         self,
         request: _shard_pb2.SettleClientRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.SettleClientResponse, _abc.Awaitable[_shard_pb2.SettleClientResponse]]:
-        """Closes numbers of an ended client that other shards have applied; called by home. May be repeated."""
+        """Closes numbers of an ended client that other shards have applied; called by home, and by a shard that starts empty. May be
+        repeated.
+        """
 
     @_abc_1.abstractmethod
     def ForgetState(

@@ -1,8 +1,9 @@
 """Home's closing of clients that left or fell silent: on all shards, and to the same last number (PROTOCOL.md, section 4).
 
 A push cut off by its worker's death may be on some shards only. Home ends the client everywhere, learns how its last numbers
-ended, and has the shards that lack some of them close these without their change. What is written on the way makes every part
-of it repeatable: a restarted home begins again with each client that is closed and not settled.
+ended, and has the shards that lack some of them close these without their change. Then the client is settled: home tells the
+other shards so, and notes it last. What is written on the way makes every part of it repeatable: a restarted home begins again
+with each client that is closed and not settled.
 """
 
 from __future__ import annotations
@@ -18,14 +19,10 @@ from shardam_proto.v1 import shard_pb2
 from shardam_server.shard.background import Background
 from shardam_server.shard.clients import check_client_id
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.last_numbers import Closing, LastNumbers, Settlement, closed_numbers, settle_here
-from shardam_server.shard.lineages import SeenLineages
+from shardam_server.shard.last_numbers import HOME, Closing, LastNumbers, Settlement, closed_numbers, settle_here
 from shardam_server.shard.peer_directory import PeerDirectory
 
 logger = logging.getLogger(__name__)
-
-HOME = 0
-"""Index of the shard that closes clients."""
 
 LEAVE_WAIT_S = 1.5
 """A client that leaves is answered after this time even if a shard is down: callers give up after 2 s."""
@@ -33,9 +30,6 @@ LEAVE_WAIT_S = 1.5
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 2.0
 """Waits between two tries on a shard that fails double from the first to the longest (DESIGN.md, section 4: cap 2 s)."""
-
-LOOK_EVERY_S = 1.0
-"""A shard that starts empty is noticed after this time, before many clients have opened there."""
 
 
 class ClientCalls(Protocol):
@@ -45,8 +39,10 @@ class ClientCalls(Protocol):
         """Ends a client on a peer, or raises ShardamError."""
         ...
 
-    async def settle_client(self, peer: ShardEntry, client_id: bytes, numbers: Sequence[shard_pb2.ClosedNumber]) -> None:
-        """Closes numbers of an ended client on a peer, or raises ShardamError."""
+    async def settle_client(
+        self, peer: ShardEntry, client_id: bytes, numbers: Sequence[shard_pb2.ClosedNumber], *, settled: bool = False
+    ) -> None:
+        """Closes numbers of an ended client on a peer, says whether it is settled then, or raises ShardamError."""
         ...
 
 
@@ -63,7 +59,6 @@ class ClientClosing:
         self._shard = shard
         self._calls = calls
         self._directory = directory
-        self._lineages = SeenLineages()
         self._closings: dict[bytes, Closing] = {}
         self._lanes: dict[int, _Lane] = {}
         self._background = Background()
@@ -76,29 +71,27 @@ class ClientClosing:
         """
         if len(self._shards()) == 1:
             return
-        await self._look_around()
-        self._background.start(self._look_around_forever())
+        await self._directory.refresh()
         for index in self._shards():
             self._background.start(self._lane(index).run())
+        await self.take_up()
+
+    async def take_up(self) -> None:
+        """Begins to close clients that are ended here and not settled, and that nobody closes yet."""
+        if not self._background.running:
+            return
         for client_id, numbers in await self._shard.sequencer.change(self._unsettled):
             if client_id not in self._closings:
                 self._begin(client_id, numbers)
 
+    @property
+    def num_open(self) -> int:
+        """Clients that are being closed."""
+        return len(self._closings)
+
     async def stop(self) -> None:
         """Ends the calls; what is not settled waits for the next start."""
         await self._background.stop()
-
-    async def _look_around_forever(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            await self._look_around()
-
-    async def _look_around(self) -> None:
-        """Reads where the other shards are, and notices those that have given their state up."""
-        await self._directory.refresh()
-        for entry in self._directory.entries():
-            if entry.ready and entry.index != HOME:
-                await self._note_lineage(entry.index, entry.lineage)
 
     async def close(self, client_id: bytes, *, wait_s: float = 0.0) -> None:
         """Ends a client here and begins to close it on all shards; may be repeated.
@@ -114,12 +107,11 @@ class ClientClosing:
         check_client_id(client_id)
         alone = len(self._shards()) == 1
 
-        def end() -> LastNumbers | None:
-            entry = self._shard.state.end_client(client_id, settled=alone)
-            return None if entry is None else LastNumbers.of(entry)
+        def end() -> LastNumbers:
+            return LastNumbers.of(self._shard.state.end_client(client_id, settled=alone, remember=True))
 
         numbers = await self._shard.change(end)
-        if alone:
+        if numbers.settled:
             return
         closing = self._closings.get(client_id) or self._begin(client_id, numbers)
         if wait_s and self._background.running:
@@ -128,10 +120,9 @@ class ClientClosing:
             except TimeoutError:
                 logger.debug("client %s is not ended on all shards yet", client_id.hex())
 
-    def _begin(self, client_id: bytes, numbers: LastNumbers | None) -> Closing:
+    def _begin(self, client_id: bytes, numbers: LastNumbers) -> Closing:
         closing = self._closings[client_id] = Closing(client_id, self._shards())
-        # A home that does not know the client has lost the state that its numbers were part of.
-        closing.answer(HOME, numbers or LastNumbers(), pass_over=numbers is None)
+        closing.answer(HOME, numbers)
         for index in self._shards():
             self._lane(index).add(client_id)
         return closing
@@ -146,24 +137,25 @@ class ClientClosing:
         if closing is None:
             return
         self._shard.tenure.check()  # another process may be home by now
+        entry = self._shard.state.clients.find(client_id)
+        if entry is not None and entry.settled:  # by a shard that was told to forget its state
+            self._end_closing(closing)
+            return
         if not closing.has_answered(index):
             await self._end(index, closing)
         elif numbers := closing.lacking(index):
             await self._settle(index, closing, numbers)
-        elif index == HOME and closing.settled:
-            await self._finish(closing)
-            return
+        elif closing.may_tell(index):
+            await self._tell(index, closing)
         else:
             return
         for other in self._shards():
-            if closing.lacking(other) or (other == HOME and closing.settled):
+            if closing.lacking(other) or closing.may_tell(other):
                 self._lane(other).add(client_id)
 
     async def _end(self, index: int, closing: Closing) -> None:
         answer = await self._calls.end_client(self._directory.entry(index), closing.client_id)
-        await self._note_lineage(index, answer.header.lineage)
-        given_up = not answer.last_number and self._lineages.has_given_up(index, closing.client_id)
-        closing.answer(index, LastNumbers.from_message(answer), pass_over=given_up)
+        closing.answer(index, LastNumbers.from_message(answer))
 
     async def _settle(self, index: int, closing: Closing, numbers: Settlement) -> None:
         client_id, first, last = closing.client_id, min(numbers), max(numbers)
@@ -179,32 +171,25 @@ class ClientClosing:
         closing.settle(index, last)
         logger.info("shard %d closed numbers %d to %d of client %s", index, first, last, client_id.hex())
 
-    async def _finish(self, closing: Closing) -> None:
+    async def _tell(self, index: int, closing: Closing) -> None:
+        """Notes on a shard that the client is settled; home's note ends the closing."""
         client_id = closing.client_id
-        for index, (first, last) in closing.unknown().items():
-            logger.error(
-                "numbers %d to %d of client %s are missing on shard %d, and no shard remembers all of them: its table steps "
-                "stay behind those of other shards",
-                first,
-                last,
-                client_id.hex(),
-                index,
-            )
-        await self._shard.change(lambda: self._shard.state.end_client(client_id, settled=True))
-        self._closings.pop(client_id, None)
-        self._lineages.forget(client_id)
-
-    async def _note_lineage(self, index: int, lineage: int) -> None:
-        """Notices a shard that started empty: it took over table steps, and with them all numbers of the clients of then."""
-        if not self._lineages.note(index, lineage):
+        if index != HOME:
+            try:
+                await self._calls.settle_client(self._directory.entry(index), client_id, [], settled=True)
+            except ShardamError:
+                closing.ask_again(index)
+                raise
+            closing.tell(index)
             return
-        self._lineages.give_up(index, await self._shard.sequencer.change(self._known_clients))
-        for client_id, closing in self._closings.items():
-            closing.ask_again(index)
-            self._lane(index).add(client_id)
+        for problem in closing.problems():
+            logger.error("%s", problem)
+        await self._shard.change(lambda: self._shard.state.end_client(client_id, settled=True))
+        self._end_closing(closing)
 
-    def _known_clients(self) -> list[bytes]:
-        return [client_id for client_id, entry in self._shard.state.clients if not entry.settled]
+    def _end_closing(self, closing: Closing) -> None:
+        self._closings.pop(closing.client_id, None)
+        closing.ended.set()
 
     def _unsettled(self) -> list[tuple[bytes, LastNumbers]]:
         entries = self._shard.state.clients
@@ -215,7 +200,7 @@ class ClientClosing:
 
     def _lane(self, index: int) -> _Lane:
         if index not in self._lanes:
-            self._lanes[index] = _Lane(index, lambda client_id: self._attend(index, client_id), self._look_around)
+            self._lanes[index] = _Lane(index, lambda client_id: self._attend(index, client_id), self._directory.refresh)
         return self._lanes[index]
 
 
@@ -225,18 +210,18 @@ class _Lane:
     Args:
         index: the shard's.
         attend: does what a client's closing asks of the shard next.
-        look_around: called after a failure: the shard may be elsewhere now.
+        refresh: called after a failure: the shard may be elsewhere now.
     """
 
     def __init__(
         self,
         index: int,
         attend: Callable[[bytes], Coroutine[None, None, None]],
-        look_around: Callable[[], Coroutine[None, None, None]],
+        refresh: Callable[[], Coroutine[None, None, None]],
     ) -> None:
         self._index = index
         self._attend = attend
-        self._look_around = look_around
+        self._refresh = refresh
         self._waiting: dict[bytes, None] = {}  # in order
         self._wake = asyncio.Event()
 
@@ -264,4 +249,4 @@ class _Lane:
                 self.add(client_id)
                 await asyncio.sleep(wait_s)
                 wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
-                await self._look_around()
+                await self._refresh()

@@ -156,7 +156,7 @@ class ClientWatch:
 
     def _forget(self) -> int:
         state = self._shard.state
-        if self._shard.identity.is_home:
+        if self._shard.identity.is_home:  # one without numbers here may have some on a shard that is away
             for client_id, entry in state.clients:
                 if entry.closed and not entry.settled:
                     state.clients.touch(client_id)

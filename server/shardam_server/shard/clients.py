@@ -56,7 +56,7 @@ class ClientEntry:
     Attributes:
         last_number: its last closed number.
         closed: it has left or was dropped: no more changes.
-        settled: on home: its numbers are equal on all shards.
+        settled: its numbers are equal on all shards.
         heartbeats: it sends heartbeats to home.
         outcomes: number -> (digest of its content, how it ended), of the last WINDOW numbers, in order.
         last_contact: time.monotonic() of its last request.
@@ -68,6 +68,14 @@ class ClientEntry:
     heartbeats: bool = False
     outcomes: dict[int, tuple[bytes, Outcome]] = dataclasses.field(default_factory=dict)
     last_contact: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def is_over(self) -> bool:
+        """True: closed, and no shard will be asked for its numbers any more; only then may the entry go.
+
+        A shard that had forgotten numbers would be brought to them, and to their table steps, a second time.
+        """
+        return self.closed and (self.settled or not self.last_number)
 
     def record(self, number: int, digest: bytes, outcome: Outcome) -> None:
         """Closes the next number."""
@@ -151,26 +159,27 @@ class Clients:
         return outcome
 
     def idle(self, now: float) -> list[bytes]:
-        """Returns clients without contact for IDLE_S that do not send heartbeats, or are closed."""
+        """Returns clients without contact for IDLE_S that are over, or open and send no heartbeats."""
         return [
             client_id
             for client_id, entry in self._entries.items()
-            if now - entry.last_contact > IDLE_S and (entry.closed or not entry.heartbeats)
+            if now - entry.last_contact > IDLE_S and (entry.is_over if entry.closed else not entry.heartbeats)
         ]
 
     def forgettable(self) -> bytes | None:
-        """Returns the client that has to be forgotten to make room for another: the oldest closed one; None: there is room.
+        """Returns the client that has to be forgotten to make room for another: the oldest that is over; None: there is room.
 
         Raises:
-            QueueFull: too many open clients.
+            QueueFull: too many clients that are open, or closed and not settled yet.
         """
         if len(self._entries) < self._max_clients:
             return None
         for client_id, entry in self._entries.items():
-            if entry.closed:
+            if entry.is_over:
                 return client_id
         raise QueueFull(
-            f"the shard keeps at most {self._max_clients} clients; close clients that are not needed, or raise --max-clients"
+            f"the shard keeps at most {self._max_clients} clients; close clients that are not needed, start shards that are "
+            "away (clients that ended are remembered until all shards agree on their numbers), or raise --max-clients"
         )
 
     def touch(self, client_id: bytes) -> None:

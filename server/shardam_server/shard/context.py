@@ -43,6 +43,7 @@ class ShardContext:
         streams: what its open streams share.
         serving: whether it serves, as far as its life cycle goes; `serving_state` has the last word.
         waiting_for: what it waits for while starting or LOST.
+        lost_because: why it is LOST and what to do, unless it has no state at all.
         address: registered gRPC address.
         http_address: address of the metrics and health listener.
         pid: process id on its host.
@@ -60,6 +61,7 @@ class ShardContext:
     streams: Streams = dataclasses.field(default_factory=Streams)
     serving: shard_pb2.ServingState.ValueType = shard_pb2.SERVING_STATE_STARTING
     waiting_for: str = ""
+    lost_because: str = ""
     address: str = ""
     http_address: str = ""
     pid: int = dataclasses.field(default_factory=os.getpid)
@@ -68,7 +70,7 @@ class ShardContext:
     @property
     def lost_message(self) -> str:
         """What a LOST shard answers."""
-        return lost_shard_problem(self.identity.index)
+        return self.lost_because or lost_shard_problem(self.identity.index)
 
     def submit(self, apply: Callable[[], T], num_bytes: int = 0) -> asyncio.Future[T]:
         """Puts a change behind all that came before it; it runs whatever becomes of the future, which is for `settle`.

@@ -17,7 +17,7 @@ from shardam_proto.v1 import shard_pb2
 from shardam_server.settings import ShardSettings
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.identity import random_63_bits
-from shardam_server.shard.known_lineages import is_lost
+from shardam_server.shard.known_lineages import HighMark, is_lost
 from shardam_server.shard.membership import Membership
 from shardam_server.shard.registration import Lease, Registration, Standing
 from shardam_server.shard.renewal import RENEWALS_PER_LEASE
@@ -83,7 +83,8 @@ class Joining:
         shared = await self._wait("Redis", self._registration.read_shared)
         own = None if current is None else current.lineage
         known = shared.lineages.get(shard.identity.index)
-        if is_lost(own, known, cluster_formed=shared.route_map is not None):
+        mark = shared.marks.get(shard.identity.index)
+        if is_lost(own, known, cluster_formed=shared.route_map is not None) or self._is_behind(own, mark):
             self._lose(known)
         else:
             await self._go_on(own)
@@ -98,7 +99,8 @@ class Joining:
         shard.identity.route_map = route_map
         await shard.sequencer.change(lambda: shard.kept.note_epoch(route_map.epoch))
         if shard.serving == shard_pb2.SERVING_STATE_LOST:
-            shard.waiting_for = f"its data folder, or `shardam forget-shard --index {shard.identity.index}`"
+            what = "its newer data folder, or --truncate-journal" if shard.lost_because else "its data folder"
+            shard.waiting_for = f"{what}, or `shardam forget-shard --index {shard.identity.index}`"
             return
         await self._membership.install(await self._wait("Redis", self._registration.load_tables))
         self._membership.ready = True
@@ -119,6 +121,27 @@ class Joining:
             await shard.sequencer.change(lambda: shard.kept.resume(shard.state))
         else:
             shard.identity.lineage = await begin_empty(shard)
+
+    def _is_behind(self, own: int | None, mark: HighMark | None) -> bool:
+        """Says whether the cluster has seen more of the state than is here and than may be given up; notes why."""
+        shard, has = self._shard, self._shard.state.change_number
+        if own is None or mark is None or not mark.is_above(own, has):
+            return False
+        index, folder = shard.identity.index, shard.kept.folder
+        if self._settings.truncate_journal:
+            logger.warning(
+                "--truncate-journal: starts as of change %d, the cluster has seen change %d; what came between is lost",
+                has,
+                mark.change_number,
+            )
+            return False
+        shard.lost_because = (
+            f"shard {index} is LOST: {folder} holds its state up to change {has}, and the cluster has seen change "
+            f"{mark.change_number}; it is an older copy, or the machine lost what was not on its disk yet. Start the shard "
+            f"with the newer folder; or accept the loss, with --truncate-journal, which starts it as of change {has}, or with "
+            f"`shardam forget-shard --index {index}`, which gives all its rows up"
+        )
+        return True
 
     def _overtaken(self) -> ShardNotReady:
         """Returns the error of a start that was overtaken after Redis had been read; the next one knows what it met."""
@@ -172,7 +195,7 @@ class Joining:
             standing = await self._wait("Redis", self._membership.take)
             if standing.lease is Lease.HELD:
                 return standing
-            if standing.lease is Lease.OTHER_LINEAGE:
+            if standing.lease in (Lease.OTHER_LINEAGE, Lease.BEHIND):
                 raise self._overtaken()
             if standing.lease is Lease.OTHER_CLUSTER:
                 found = (await self._wait("Redis", self._registration.read_shared)).cluster

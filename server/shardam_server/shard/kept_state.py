@@ -48,6 +48,16 @@ class KeptState:
         return None if self._store is None else self._store.current
 
     @property
+    def identity(self) -> str:
+        """Names the folder whose lock this process holds; empty: there is none."""
+        return "" if self._store is None else self._store.identity
+
+    @property
+    def kept_change(self) -> int | None:
+        """The last change that a killed process comes back with; None: nothing is kept. From any thread."""
+        return self._store.kept_change if self._store is not None and self._live else None
+
+    @property
     def live(self) -> bool:
         """True: changes go to disk."""
         return self._live

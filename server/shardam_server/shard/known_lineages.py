@@ -7,6 +7,7 @@ train on against fresh rows without noticing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple, Self
 
 
 def is_lost(own: int | None, known: int | None, *, cluster_formed: bool) -> bool:
@@ -23,8 +24,38 @@ def is_lost(own: int | None, known: int | None, *, cluster_formed: bool) -> bool
     return known is not None and known != own
 
 
+class HighMark(NamedTuple):
+    """How far a shard's state is known to have come, on its disk.
+
+    Attributes:
+        lineage: lineage of the state.
+        change_number: the highest change number that its owner has told.
+    """
+
+    lineage: int
+    change_number: int
+
+    def to_text(self) -> str:
+        """Returns the value stored in Redis."""
+        return f"{self.lineage}:{self.change_number}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Reads the value stored in Redis.
+
+        Raises:
+            ValueError: it is not of this form.
+        """
+        lineage, change_number = text.split(":")
+        return cls(int(lineage), int(change_number))
+
+    def is_above(self, lineage: int, change_number: int) -> bool:
+        """True: a state lacks changes that the cluster has seen of it: an older copy of its folder, or one that was cut."""
+        return lineage == self.lineage and change_number < self.change_number
+
+
 class KnownLineages:
-    """The lineages of all shards as one shard has last seen them, kept for a Redis that forgets.
+    """The lineages and high marks of all shards as one shard has last seen them, kept for a Redis that forgets.
 
     Args:
         index: the shard's own index; its own lineage is known better by itself.
@@ -33,10 +64,16 @@ class KnownLineages:
     def __init__(self, index: int) -> None:
         self._index = index
         self._seen: dict[int, int] = {}
+        self._marks: dict[int, HighMark] = {}
 
-    def note(self, lineages: Mapping[int, int]) -> None:
+    def note(self, lineages: Mapping[int, int], marks: Mapping[int, HighMark]) -> None:
         """Remembers what Redis says now."""
         self._seen.update(lineages)
+        self._marks.update(marks)
+
+    def marks_missing_from(self, marks: Mapping[int, HighMark]) -> dict[int, HighMark]:
+        """Returns the high marks of other shards that Redis does not know any more."""
+        return {index: mark for index, mark in self._marks.items() if index not in marks and index != self._index}
 
     def missing_from(self, lineages: Mapping[int, int], *, without_own: bool) -> dict[int, int]:
         """Returns what Redis does not know any more.

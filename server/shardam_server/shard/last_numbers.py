@@ -10,6 +10,12 @@ from shardam_proto.v1 import shard_pb2
 from shardam_server.shard.clients import ClientEntry, check_client_id
 from shardam_server.shard.state import ShardState
 
+HOME = 0
+"""Index of the shard that closes clients."""
+
+PAGE_BYTES = 2**20
+"""A page of ended clients is full at about this size: far below what a message may hold."""
+
 Settlement = Mapping[int, tuple[int, ...]]
 """Numbers that a shard lacks, in order, each with the tables that stepped by it elsewhere."""
 
@@ -21,22 +27,26 @@ class LastNumbers:
     Attributes:
         last_number: its last closed number; zero: none, or the client is not known.
         tables: number -> tables that stepped by it here, for the numbers whose outcome is kept.
+        settled: its numbers are equal on all shards already.
     """
 
     last_number: int = 0
     tables: Settlement = dataclasses.field(default_factory=dict)
+    settled: bool = False
 
     @classmethod
     def of(cls, entry: ClientEntry | None) -> LastNumbers:
         """Reads a client's entry, on the sequencer's thread."""
         if entry is None:
             return cls()
-        return cls(entry.last_number, {number: tuple(outcome.steps) for number, (_, outcome) in entry.outcomes.items()})
+        tables = {number: tuple(outcome.steps) for number, (_, outcome) in entry.outcomes.items()}
+        return cls(entry.last_number, tables, entry.settled)
 
     @classmethod
-    def from_message(cls, message: shard_pb2.EndClientResponse) -> LastNumbers:
-        """Reads another shard's answer."""
-        return cls(message.last_number, {closed.number: tuple(closed.table_ids) for closed in message.numbers})
+    def from_message(cls, message: shard_pb2.EndClientResponse | shard_pb2.EndedClient) -> LastNumbers:
+        """Reads another shard's answer; `settled` stands only in that about one client."""
+        settled = isinstance(message, shard_pb2.EndClientResponse) and message.settled
+        return cls(message.last_number, {closed.number: tuple(closed.table_ids) for closed in message.numbers}, settled)
 
 
 class Closing:
@@ -56,23 +66,17 @@ class Closing:
         self._shards = shards
         self._last: dict[int, int] = {}
         self._tables: dict[int, tuple[int, ...]] = {}
-        self._passed_over: set[int] = set()
+        self._told: set[int] = set()
+        self._settled_before = False
 
     def has_answered(self, shard: int) -> bool:
         """True: the client is ended there, and its numbers are known."""
         return shard in self._last
 
-    def answer(self, shard: int, numbers: LastNumbers, *, pass_over: bool = False) -> None:
-        """Notes where the client stands on a shard.
-
-        Args:
-            shard: its index.
-            numbers: the client's last numbers there.
-            pass_over: the shard takes no numbers that it lacks.
-        """
+    def answer(self, shard: int, numbers: LastNumbers) -> None:
+        """Notes where the client stands on a shard. One that knows it as settled means that no shard lacks a number."""
         self._last[shard] = numbers.last_number
-        if pass_over:
-            self._passed_over.add(shard)
+        self._settled_before |= numbers.settled
         for number, tables in numbers.tables.items():
             self._tables[number] = max(self._tables.get(number, ()), tables, key=len)
         if self._all_known:
@@ -85,11 +89,21 @@ class Closing:
     def ask_again(self, shard: int) -> None:
         """Forgets where the client stands on a shard: it may have lost state since it told."""
         self._last.pop(shard, None)
+        self._told.discard(shard)
+
+    def tell(self, shard: int) -> None:
+        """Notes that a shard knows that the client is settled."""
+        self._told.add(shard)
+
+    def may_tell(self, shard: int) -> bool:
+        """True: the shard is to be told now that the client is settled; home comes last, so that its word holds for all."""
+        others = set(self._shards) - {HOME}
+        return self.settled and shard not in self._told and (shard != HOME or others <= self._told)
 
     def lacking(self, shard: int) -> Settlement:
         """Returns the numbers that a shard lacks of those that shards have told so far, up to the first unknown one."""
         numbers: dict[int, tuple[int, ...]] = {}
-        if shard not in self._last or shard in self._passed_over:
+        if shard not in self._last or self._settled_before:
             return numbers
         number = self._last[shard] + 1
         while number <= self._goal and number in self._tables:
@@ -104,8 +118,18 @@ class Closing:
 
     def unknown(self) -> dict[int, tuple[int, int]]:
         """Returns for each shard that cannot be brought to the last number the first and last number it lacks."""
-        behind = {shard: last for shard, last in self._last.items() if shard not in self._passed_over and last < self._goal}
+        if self._settled_before:
+            return {}
+        behind = {shard: last for shard, last in self._last.items() if last < self._goal}
         return {shard: (last + 1, self._goal) for shard, last in sorted(behind.items())}
+
+    def problems(self) -> list[str]:
+        """Says which shards stay behind."""
+        return [
+            f"numbers {first} to {last} of client {self.client_id.hex()} are missing on shard {shard}, and no shard remembers "
+            "all of them: its table steps stay behind those of other shards"
+            for shard, (first, last) in self.unknown().items()
+        ]
 
     @property
     def _all_known(self) -> bool:
@@ -129,13 +153,48 @@ def end_here(state: ShardState, client_id: bytes) -> LastNumbers:
         JournalFailed, JournalFull: it could not be recorded.
     """
     check_client_id(client_id)
-    return LastNumbers.of(state.end_client(client_id))
+    return LastNumbers.of(state.end_client(client_id, remember=True))
 
 
-def settle_here(state: ShardState, client_id: bytes, numbers: Iterable[tuple[int, tuple[int, ...]]]) -> None:
+def end_all_here(state: ShardState, after_client_id: bytes) -> tuple[list[shard_pb2.EndedClient], bytes]:
+    """Ends all clients on this shard; on the sequencer's thread.
+
+    Returns:
+        A page of those behind a client whose numbers may be unequal on other shards, by id; and where the next page begins,
+        or nothing.
+
+    Raises:
+        JournalFailed, JournalFull: it could not be recorded of one; it may be repeated.
+    """
+    for client_id, entry in list(state.clients):
+        if not entry.closed:
+            state.end_client(client_id)
+    page: list[shard_pb2.EndedClient] = []
+    size = 0
+    for client_id, entry in sorted(state.clients, key=lambda client: client[0]):
+        if client_id <= after_client_id or entry.is_over:
+            continue
+        if size > PAGE_BYTES:
+            return page, page[-1].client_id
+        numbers = closed_numbers(LastNumbers.of(entry).tables)
+        page.append(shard_pb2.EndedClient(client_id=client_id, last_number=entry.last_number, numbers=numbers))
+        size += page[-1].ByteSize()
+    return page, b""
+
+
+def settle_here(
+    state: ShardState, client_id: bytes, numbers: Iterable[tuple[int, tuple[int, ...]]], *, settled: bool = False
+) -> None:
     """Closes numbers that other shards have, in order; on the sequencer's thread. Those closed already are passed over.
 
-    A client that is not known here takes them all the same, and is remembered as closed.
+    A client that is not known here takes them all the same, and is remembered as closed. One that is settled takes none: this
+    shard may have started empty, with the table steps of its numbers.
+
+    Args:
+        state: the shard's state.
+        client_id: the client.
+        numbers: its numbers that are missing here, with the tables that stepped.
+        settled: its numbers are equal on all shards then.
 
     Raises:
         ClientClosed: numbers before the first are missing.
@@ -143,6 +202,10 @@ def settle_here(state: ShardState, client_id: bytes, numbers: Iterable[tuple[int
         JournalFailed, JournalFull: a number could not be recorded; the numbers before it are closed.
     """
     check_client_id(client_id)
-    state.end_client(client_id, remember=True)
+    entry = state.end_client(client_id, remember=True)
+    if entry is not None and entry.settled:
+        return
     for number, table_ids in numbers:
         state.settle_number(client_id, number, table_ids)
+    if settled:
+        state.end_client(client_id, settled=True)

@@ -27,6 +27,7 @@ class Membership:
         registration: its entries in Redis.
         lease_s: how long its name outlives its last renewal.
         notice_map: called, from any thread, with a route map of a higher epoch than the shard's.
+        accepts_loss: the shard may start from an older state than the cluster has seen.
 
     Attributes:
         ready: what the shard registers as.
@@ -34,12 +35,19 @@ class Membership:
     """
 
     def __init__(
-        self, shard: ShardContext, registration: Registration, lease_s: float, notice_map: Callable[[RouteMap], None]
+        self,
+        shard: ShardContext,
+        registration: Registration,
+        lease_s: float,
+        notice_map: Callable[[RouteMap], None],
+        *,
+        accepts_loss: bool = False,
     ) -> None:
         self._shard = shard
         self._registration = registration
         self._lease_s = lease_s
         self._notice_map = notice_map
+        self._accepts_loss = accepts_loss
         self._seen = KnownLineages(shard.identity.index)
         self._calling = threading.Lock()
         self._left = False
@@ -51,13 +59,13 @@ class Membership:
     def take(self) -> Standing:
         """Takes the shard's name for this process, and writes what Redis lacks.
 
-        A lineage that Redis knows differently refuses it. A name whose owner must be dead, because this process holds its
-        folder, is taken over.
+        A lineage that Redis knows differently, or further, refuses it. A name whose owner must be dead, because this
+        process holds its folder, is taken over.
         """
         with self._calling:
             shared = self._registration.read_shared()
             self._publish_missing_tables(shared)
-            standing = self._registration.claim(self._claim(shared, sure=False, taking=True))
+            standing = self._registration.claim(self._claim(shared, taking=True))
             self.registered = standing.lease is Lease.HELD
             return standing
 
@@ -67,12 +75,10 @@ class Membership:
             if self._left:
                 return Lease.HELD
             asked_at = self._shard.tenure.tick()
-            suspended = self._shard.tenure.suspended
             shared = self._registration.read_shared()
             self._learn(shared)
             self._publish_missing_tables(shared)
-            # A suspended shard may have been replaced by one that was told to forget its state, and Redis emptied since.
-            standing = self._registration.claim(self._claim(shared, sure=not suspended, taking=False))
+            standing = self._registration.claim(self._claim(shared, taking=False))
             if standing.lease is Lease.HELD:
                 self._shard.tenure.confirm(asked_at)
             return standing.lease
@@ -98,7 +104,7 @@ class Membership:
             identity = self._shard.identity
             self._registration.release(identity.index, identity.incarnation)
 
-    def _claim(self, shared: Shared, *, sure: bool, taking: bool) -> Claim:
+    def _claim(self, shared: Shared, *, taking: bool) -> Claim:
         identity, kept = self._shard.identity, self._shard.kept
         cluster = identity.require_cluster()
         same = shared.cluster is None or shared.cluster.cluster_id == cluster.cluster_id
@@ -108,9 +114,16 @@ class Membership:
             cluster=cluster,
             route_map=identity.route_map,
             lineages=self._seen.missing_from(shared.lineages, without_own=identity.lineage != 0) if same else {},
-            sure=sure,
             has_folder=taking and kept.live,
+            change_number=self._kept_change() if identity.lineage else None,
+            accepts_loss=taking and self._accepts_loss,
+            marks=self._seen.marks_missing_from(shared.marks) if same else {},
         )
+
+    def _kept_change(self) -> int | None:
+        """Returns the last change that a killed process comes back with; never one that may still be taken back."""
+        kept_change = self._shard.kept.kept_change
+        return None if kept_change is None else min(kept_change, self._shard.state.change_number)
 
     def _entry(self) -> ShardEntry:
         shard = self._shard
@@ -124,6 +137,7 @@ class Membership:
             pid=shard.pid,
             ready=self.ready,
             lost=shard.serving == shard_pb2.SERVING_STATE_LOST,
+            folder=shard.kept.identity,
         )
 
     # -- what is shared
@@ -132,7 +146,7 @@ class Membership:
         identity = self._shard.identity
         if shared.cluster is None or shared.cluster.cluster_id != identity.require_cluster().cluster_id:
             return
-        self._seen.note(shared.lineages)
+        self._seen.note(shared.lineages, shared.marks)
         own, found = identity.route_map, shared.route_map
         if own is not None and found is not None and found.epoch > own.epoch:
             if found.num_shards != own.num_shards:
@@ -172,7 +186,7 @@ class Membership:
             known = self._registration.read_shared().lineages.get(identity.index)
             if not self._registration.replace_lineage(identity.index, identity.incarnation, known, lineage):
                 raise ShardNotReady(f"shard {identity.index} does not hold its name in Redis now; try again")
-            self._seen.note({identity.index: lineage})
+            self._seen.note({identity.index: lineage}, {})
 
 
 def _is_new(info: common_pb2.TableInfo, shard: ShardContext) -> bool:

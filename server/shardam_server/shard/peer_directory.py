@@ -28,10 +28,6 @@ class PeerDirectory:
             return  # the renewal of the shard's name has logged it
         self._entries.update(view.shards)
 
-    def entries(self) -> list[ShardEntry]:
-        """Returns all known entries."""
-        return list(self._entries.values())
-
     def entry(self, index: int) -> ShardEntry:
         """Returns a shard's entry.
 

@@ -91,14 +91,39 @@ class Peers:
         async with self._closing_client(peer) as stub:
             return await stub.EndClient(request, timeout=CLIENT_TIMEOUT_S, metadata=self._metadata)
 
-    async def settle_client(self, peer: ShardEntry, client_id: bytes, numbers: Sequence[shard_pb2.ClosedNumber]) -> None:
+    async def end_clients(self, peer: ShardEntry) -> list[shard_pb2.EndedClient]:
+        """Ends all clients on a peer; returns those whose numbers may be unequal on other shards.
+
+        Raises:
+            ShardamError: the peer refused or did not answer; repeating the call is safe.
+        """
+        ended: list[shard_pb2.EndedClient] = []
+        after = b""
+        while True:
+            request = shard_pb2.EndClientsRequest(header=self._header(peer), after_client_id=after)
+            async with self._closing_client(peer) as stub:
+                page = await stub.EndClients(request, timeout=PEER_TIMEOUT_S, metadata=self._metadata)
+            ended.extend(page.clients)
+            after = page.next_after_client_id
+            if not after:
+                return ended
+
+    async def settle_client(
+        self, peer: ShardEntry, client_id: bytes, numbers: Sequence[shard_pb2.ClosedNumber], *, settled: bool = False
+    ) -> None:
         """Closes numbers of an ended client on a peer.
+
+        Args:
+            peer: the other shard.
+            client_id: the client.
+            numbers: the numbers, and the tables that stepped by them.
+            settled: its numbers are equal on all shards then.
 
         Raises:
             ShardamError: the peer refused or did not answer; repeating the call is safe.
         """
         request = shard_pb2.SettleClientRequest(
-            header=self._header(peer, CLIENT_TIMEOUT_S), client_id=client_id, numbers=numbers
+            header=self._header(peer, CLIENT_TIMEOUT_S), client_id=client_id, numbers=numbers, settled=settled
         )
         async with self._closing_client(peer) as stub:
             await stub.SettleClient(request, timeout=CLIENT_TIMEOUT_S, metadata=self._metadata)

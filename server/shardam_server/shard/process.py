@@ -151,6 +151,7 @@ class ShardProcess:
             self._registration,
             settings.lease_s,
             lambda found: _call(loop, self._notice_map, found),
+            accepts_loss=settings.truncate_journal,
         )
         self._renewal = Renewal(shard.tenure, self._membership.renew, settings.lease_s, lambda: _wake(loop, self._replaced))
         self._joining = Joining(shard, settings, self._registration, self._membership, lambda: self._make_state(device))
@@ -229,7 +230,7 @@ class ShardProcess:
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(shard, self._closing), self._server)
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(shard), self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableServicer(shard, home), self._server)
-        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(shard, self._lost), self._server)
+        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(shard, self._lost, self._closing), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), self._server)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)

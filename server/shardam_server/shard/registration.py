@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
@@ -30,6 +31,7 @@ from shardam_proto.registry import (
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
 from shardam_server.redis_errors import redis_unreachable
+from shardam_server.shard.known_lineages import HighMark
 from shardam_server.shard.registry_scripts import CLAIM, PUBLISH_CLUSTER, PUBLISH_MAP, RELEASE, REPLACE_LINEAGE
 
 
@@ -40,6 +42,7 @@ class Lease(enum.Enum):
     TAKEN = "taken"
     OTHER_LINEAGE = "other lineage"
     OTHER_CLUSTER = "other cluster"
+    BEHIND = "an older state than the cluster has seen"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +55,12 @@ class Claim:
         cluster: the cluster; written if Redis has lost it.
         route_map: the map, once known; written if Redis has lost it or has one of a lower epoch.
         lineages: lineages that Redis has lost, by shard.
-        sure: its lineage holds whatever Redis says; otherwise another one in Redis refuses the claim.
-        has_folder: it holds the lock on the folder of its lineage, so that whoever has the name with the same lineage is dead,
+        has_folder: it holds the lock on the folder of its entry, so that whoever has the name with the same folder is dead,
             and whoever has it without a state serves nothing: both are replaced at once.
+        change_number: the last change of its lineage that its folder holds; one that is below what the cluster has seen of the
+            lineage refuses the claim. None: nothing is kept.
+        accepts_loss: what the cluster has seen beyond that is given up.
+        marks: high marks that Redis has lost, by shard.
     """
 
     entry: ShardEntry
@@ -62,8 +68,10 @@ class Claim:
     cluster: ClusterEntry
     route_map: RouteMap | None = None
     lineages: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    sure: bool = False
     has_folder: bool = False
+    change_number: int | None = None
+    accepts_loss: bool = False
+    marks: Mapping[int, HighMark] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +98,14 @@ class Shared:
         route_map: the route map, if any.
         lineages: lineage by shard.
         num_tables: number of table schemas.
+        marks: the highest change that a shard's folder is known to have held, by shard.
     """
 
     cluster: ClusterEntry | None
     route_map: RouteMap | None
     lineages: dict[int, int]
     num_tables: int
+    marks: dict[int, HighMark]
 
 
 class Registration:
@@ -143,12 +153,14 @@ class Registration:
             pipeline.get(keys.route_map)
             pipeline.hgetall(keys.lineages)
             pipeline.hlen(keys.tables)
-            cluster, route_map, lineages, num_tables = pipeline.execute()
+            pipeline.hgetall(keys.marks)
+            cluster, route_map, lineages, num_tables, marks = pipeline.execute()
             return Shared(
                 None if cluster is None else ClusterEntry.from_json(cluster),
                 None if route_map is None else route_map_from_json(route_map),
                 {int(index): int(lineage) for index, lineage in lineages.items()},
                 num_tables,
+                {int(index): HighMark.from_text(mark.decode()) for index, mark in marks.items()},
             )
 
     def eviction_policy(self) -> str | None:
@@ -197,8 +209,9 @@ class Registration:
     def claim(self, claim: Claim) -> Standing:
         """Takes or renews the shard's name; writes again what Redis has lost of the cluster."""
         entry, route_map = claim.entry, claim.route_map
-        replaceable = (_lineage_text(entry.lineage), _LOST_TEXT) if claim.has_folder and entry.lineage else ("", "")
-        keys = (self.keys.shard(entry.index), self.keys.cluster_entry, self.keys.route_map, self.keys.lineages)
+        replaceable = (_folder_text(entry.folder), _LOST_TEXT) if claim.has_folder and entry.lineage else ("", "")
+        names = self.keys
+        keys = (names.shard(entry.index), names.cluster_entry, names.route_map, names.lineages, names.marks)
         with self._reaching():
             answer = self._redis.eval(
                 CLAIM,
@@ -211,11 +224,14 @@ class Registration:
                 claim.cluster.to_json(),
                 str(entry.index),
                 str(entry.lineage or ""),
-                "sure" if claim.sure else "",
+                "" if claim.change_number is None else str(claim.change_number),
                 *replaceable,
                 "" if route_map is None else route_map_to_json(route_map),
                 "" if route_map is None else str(route_map.epoch),
+                "accepts loss" if claim.accepts_loss else "",
+                str(len(claim.lineages)),
                 *(str(number) for pair in claim.lineages.items() for number in pair),
+                *(text for index, mark in claim.marks.items() for text in (str(index), mark.to_text())),
             )
             lease, had_map, known = cast("tuple[bytes, int, bytes]", answer)
         return Standing(Lease(lease.decode()), bool(had_map), int(known) if known else None)
@@ -282,9 +298,9 @@ def _incarnation_text(incarnation: int) -> str:
     return f'"incarnation": {incarnation},'
 
 
-def _lineage_text(lineage: int) -> str:
-    """Returns how ShardEntry.to_json writes a lineage; the comma ends the number."""
-    return f'"lineage": {lineage},'
+def _folder_text(folder: str) -> str:
+    """Returns how ShardEntry.to_json writes a folder."""
+    return f'"folder": {json.dumps(folder)}' if folder else ""
 
 
 def _cluster_text(cluster_id: str) -> str:

@@ -15,22 +15,32 @@ local function answer(standing) return {standing, map and 1 or 0, known or ''} e
 if cluster and not has(cluster, ARGV[4]) then return answer('other cluster') end
 local held = redis.call('GET', KEYS[1])
 if held and not has(held, ARGV[2]) and not has(held, ARGV[9]) and not has(held, ARGV[10]) then return answer('taken') end
-if ARGV[7] ~= '' and ARGV[8] ~= 'sure' and known and known ~= ARGV[7] then return answer('other lineage') end
+if ARGV[7] ~= '' and known and known ~= ARGV[7] then return answer('other lineage') end
+local lineage, seen = string.match(redis.call('HGET', KEYS[5], ARGV[6]) or '', '^(%d+):(%d+)$')
+local behind = ARGV[8] ~= '' and lineage == ARGV[7] and tonumber(seen) > tonumber(ARGV[8])
+if behind and ARGV[13] == '' then return answer('an older state than the cluster has seen') end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
 if not cluster then redis.call('SET', KEYS[2], ARGV[5]) end
-for i = 13, #ARGV, 2 do redis.call('HSETNX', KEYS[4], ARGV[i], ARGV[i + 1]) end
+local marks = 15 + 2 * tonumber(ARGV[14])
+for i = 15, marks - 1, 2 do redis.call('HSETNX', KEYS[4], ARGV[i], ARGV[i + 1]) end
+for i = marks, #ARGV, 2 do redis.call('HSETNX', KEYS[5], ARGV[i], ARGV[i + 1]) end
 if ARGV[11] ~= '' then
   if ARGV[7] ~= '' then redis.call('HSET', KEYS[4], ARGV[6], ARGV[7]) end
+  if ARGV[8] ~= '' then redis.call('HSET', KEYS[5], ARGV[6], ARGV[7] .. ':' .. ARGV[8]) end
   if not map or cjson.decode(map).epoch < tonumber(ARGV[12]) then redis.call('SET', KEYS[3], ARGV[11]) end
 end
 return answer('held')
 """
 """Takes or renews a name, and writes what Redis has lost in the same step, so that nobody sees a cluster without its map.
 
-KEYS: shard, cluster entry, map, lineages. ARGV: 1 the shard's entry, 2 its incarnation in it, 3 the lease in ms; 4 the
-cluster's id in 5 the cluster's entry; 6 the shard's index, 7 its lineage or '', 8 'sure' if its lineage replaces another;
-9 and 10 texts of an entry that may be replaced or ''; 11 the map or '', 12 its epoch; then pairs of index and lineage of other
-shards.
+A lineage that Redis knows otherwise is never replaced here, because time may have passed since the shard read it
+(REPLACE_LINEAGE does that); nor is a high mark lowered, but with 13. Change numbers are compared as
+numbers: they stay below 2^53.
+
+KEYS: shard, cluster entry, map, lineages, high marks. ARGV: 1 the shard's entry, 2 its incarnation in it, 3 the lease in ms;
+4 the cluster's id in 5 the cluster's entry; 6 the shard's index, 7 its lineage or '', 8 the last change of it that is kept or
+''; 9 and 10 texts of an entry that may be replaced or ''; 11 the map or '', 12 its epoch; 13 not '': what is missing of the
+lineage is given up; 14 a count of pairs, then so many of index and lineage, then pairs of index and mark, of other shards.
 """
 
 RELEASE = """

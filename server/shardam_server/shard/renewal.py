@@ -74,9 +74,12 @@ class Renewal:
         if not self._reachable:
             logger.info("Redis answers again")
         self._reachable = True
-        if lease in (Lease.TAKEN, Lease.OTHER_LINEAGE):
+        if lease in (Lease.TAKEN, Lease.OTHER_LINEAGE, Lease.BEHIND):
             self._tenure.fence()
-            logger.error("another process has taken this shard's name in Redis: fenced, nothing more is applied; stopping")
+            logger.error(
+                "another process has taken this shard's name in Redis (%s): fenced, nothing more is applied; stopping",
+                lease.value,
+            )
             self._end()
             return False
         if lease is Lease.OTHER_CLUSTER and self._same_cluster:

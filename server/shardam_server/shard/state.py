@@ -145,7 +145,7 @@ class ShardState:
 
         Args:
             client_id: the client.
-            settled: its numbers are equal on all shards (home).
+            settled: its numbers are equal on all shards.
             remember: keep an entry of a client that is not known, as closed.
         """
         entry = self.clients.find(client_id)

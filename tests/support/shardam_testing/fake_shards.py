@@ -196,6 +196,9 @@ class _Shard(shard_pb2_grpc.ShardServiceServicer):
     def EndClient(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
 
+    def EndClients(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+
     def SettleClient(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
 

@@ -81,7 +81,7 @@ class HeldShard:
         self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[ShardFront(self.shard.metrics, self.token)])
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(self.shard, closing), self._server)
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(self.shard), self._server)
-        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(self.shard, self._lost(peers)), self._server)
+        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(self.shard, self._lost(peers), closing), self._server)
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         await health.set("", health_pb2.HealthCheckResponse.SERVING)

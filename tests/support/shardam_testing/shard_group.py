@@ -14,7 +14,8 @@ from shardam_proto.v1 import common_pb2, shard_pb2
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.clients import Origin
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.last_numbers import LastNumbers, closed_numbers, end_here, settle_here
+from shardam_server.shard.last_numbers import LastNumbers, closed_numbers, end_all_here, end_here, settle_here
+from shardam_server.shard.leveling import Leveling, take_over
 from shardam_server.shard.peer_directory import PeerDirectory
 from shardam_server.shard.state import ShardState
 from shardam_testing.shard_states import MemoryJournal, journaled_state, make_tables, replayed, shard_context, table_steps
@@ -72,17 +73,26 @@ class ShardGroup:
         self.restart(0)
         await self.start_home()
 
-    def restart(self, index: int, *, empty: bool = False) -> None:
-        """A shard comes back: from its journal, or empty on a new lineage with the table steps of its peers."""
-        if not empty:
-            self.states[index] = replayed(self.journals[index].records())
-            self.states[index].journal = self.journals[index]
-            return
+    def restart(self, index: int) -> None:
+        """A shard comes back from its journal."""
+        self.states[index] = replayed(self.journals[index].records())
+        self.states[index].journal = self.journals[index]
+
+    async def start_empty(self, index: int) -> None:
+        """A shard that has lost its state is told to forget it."""
+        self.down.add(index)
+        if index == 0:
+            await self.stop_home()
+        leveling = Leveling(self, [entry for entry in self.view().shards.values() if entry.index != index])
+        level = await leveling.run()
         self.lineages[index] += 100
         self.states[index], self.journals[index] = journaled_state()
         self.states[index].install(make_tables(SPECS))
-        for state in self.states:
-            self.states[index].raise_steps(table_steps(state))
+        take_over(self.states[index], level)
+        await leveling.settle(level)
+        self.down.remove(index)
+        if index == 0:
+            await self.start_home()
 
     def view(self) -> ClusterView:
         entries = {
@@ -99,16 +109,34 @@ class ShardGroup:
             header=common_pb2.ResponseHeader(lineage=self.lineages[peer.index]),
             last_number=numbers.last_number,
             numbers=closed_numbers(numbers.tables),
+            settled=numbers.settled,
         )
 
-    async def settle_client(self, peer: ShardEntry, client_id: bytes, numbers: Sequence[shard_pb2.ClosedNumber]) -> None:
+    async def end_clients(self, peer: ShardEntry) -> list[shard_pb2.EndedClient]:
+        ended: list[shard_pb2.EndedClient] = []
+
+        def end() -> LastNumbers:
+            ended.extend(end_all_here(self.states[peer.index], b"")[0])
+            return LastNumbers()
+
+        self._answer("end all", peer.index, b"", end)
+        if peer.index == 0:
+            await self.closing.take_up()
+        return ended
+
+    async def table_steps(self, peer: ShardEntry) -> dict[int, int]:
+        return table_steps(self.states[peer.index])
+
+    async def settle_client(
+        self, peer: ShardEntry, client_id: bytes, numbers: Sequence[shard_pb2.ClosedNumber], *, settled: bool = False
+    ) -> None:
         if peer.index in self.refuse_settling:
             self.num_refused += 1
             raise ShardUnreachable(f"shard {peer.index} settles nothing")
         given = [(closed.number, tuple(closed.table_ids)) for closed in numbers]
 
         def settle() -> LastNumbers:
-            settle_here(self.states[peer.index], client_id, given)
+            settle_here(self.states[peer.index], client_id, given, settled=settled)
             return LastNumbers()
 
         self._answer("settle", peer.index, client_id, settle)

@@ -30,12 +30,15 @@ class DiskJournal:
         file: where they go at first.
         sequence: sequence number of the first one.
         older_bytes: bytes of the files before it since the base.
+        kept_change: the last change that the files hold already.
         mark_incomplete: notes on the disk that the files lag behind the state; raises OSError.
         discard: closes and removes a file that is of no use.
 
     Attributes:
         state: whether it takes changes.
         problem: what is wrong with it and what to do; empty: nothing.
+        kept_change: the last change known to be as safe as the mode promises, so that a killed process comes back with it. It
+            stands still while changes go on without the journal.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class DiskJournal:
         *,
         sequence: int,
         older_bytes: int,
+        kept_change: int,
         mark_incomplete: Callable[[], None],
         discard: Callable[[JournalFile], None],
     ) -> None:
@@ -59,6 +63,8 @@ class DiskJournal:
         self._last_start: int | None = None
         self._unfounded = False  # the file goes on from a state that no file holds yet
         self._suspensions = 0
+        self._last_change = kept_change
+        self.kept_change = kept_change
         self.state: shard_pb2.JournalState.ValueType = shard_pb2.JOURNAL_STATE_OK
         self.problem = ""
         self._commit = GroupCommit(self._sync, self._fail_sync) if options.mode == "fsync" else None
@@ -87,6 +93,9 @@ class DiskJournal:
                 return
             self._sequence += 1
             self._last_start = start
+            self._last_change = record.change_number
+            if self._commit is None:
+                self._note_kept(record.change_number)
             if self.state == shard_pb2.JOURNAL_STATE_FULL:
                 logger.info("the journal's disk has space again: changes are taken again")
                 self.state, self.problem = shard_pb2.JOURNAL_STATE_OK, ""
@@ -107,6 +116,8 @@ class DiskJournal:
                 raise self._fail(str(error)) from error
             self._sequence -= 1
             self._last_start = None
+            self._last_change -= 1
+            self.kept_change = min(self.kept_change, self._last_change)
         self._note_write()
 
     async def durable(self) -> None:
@@ -230,9 +241,14 @@ class DiskJournal:
             self.state = shard_pb2.JOURNAL_STATE_SUSPENDED
             logger.error("DEGRADED: %s", self.problem)
 
+    def _note_kept(self, change_number: int) -> None:
+        if not self._unfounded:
+            self.kept_change = max(self.kept_change, change_number)
+
     def _drop_unfounded(self) -> None:
         self._keeps = False
         self._unfounded = False
+        self._last_change = self.kept_change
         self._discard(self._file)
         self._file.size_bytes = 0
 
@@ -250,7 +266,12 @@ class DiskJournal:
             self._commit.note_write()
 
     def _sync(self) -> None:
+        with self._lock:
+            written = self._last_change
         self._file.sync()
+        with self._lock:
+            if written <= self._last_change:  # else it was taken back meanwhile
+                self._note_kept(written)
 
     def _fail_sync(self, error: Exception) -> str:
         with self._lock:

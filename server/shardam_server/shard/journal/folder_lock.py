@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 from pathlib import Path
 
 from shardam_server.command_errors import CommandError
 from shardam_server.shard.journal.file_names import LOCK
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Random for each start of the machine; cloned machines share a host name, and containers on one machine do not."""
 
 _PID_BYTES = 32
 """Longer than any process id."""
@@ -68,7 +72,20 @@ class FolderLock:
                 f"{folder} cannot be locked ({error.strerror}); use a --data-dir with space, on a file system that has flock"
             ) from error
 
+    @property
+    def identity(self) -> str:
+        """Names the locked folder on its machine: whoever has the lock of the same name holds it alone; no copy has it."""
+        lock = os.fstat(self._descriptor)
+        return f"{_machine()}:{lock.st_dev}:{lock.st_ino}"
+
     def release(self) -> None:
         """Gives the folder to whoever locks it next."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
         os.close(self._descriptor)
+
+
+def _machine() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:  # not Linux
+        return socket.gethostname()

@@ -111,6 +111,16 @@ class StateStore:
         return self._folder.path
 
     @property
+    def identity(self) -> str:
+        """Names the folder that is locked; a copy of it has another name."""
+        return self._lock.identity
+
+    @property
+    def kept_change(self) -> int:
+        """The last change that a killed process comes back with; 0 before `begin` or `resume`. From any thread."""
+        return 0 if self._journal is None else self._journal.kept_change
+
+    @property
     def current(self) -> Current | None:
         """What the folder holds; None: nothing. The caller compares `cluster.cluster_id` with the cluster that it joins."""
         return self._folder.current
@@ -172,7 +182,8 @@ class StateStore:
         folder.mark(complete=True)
         older = [path for number, path in files.items() if current.first_file <= number < tail.file_number]
         sequence = tail.sequence if tail.file_number else tail.sequence + 1
-        self._go_on(state, file, sequence, older_bytes=sum(path.stat().st_size for path in older))
+        older_bytes = sum(path.stat().st_size for path in older)
+        self._go_on(state, file, sequence, older_bytes, kept_change=state.change_number)
 
     def begin(self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState) -> None:
         """Starts a state of a new lineage; what the folder held before is given up.
@@ -200,13 +211,13 @@ class StateStore:
         except OSError:
             folder.discard(file)
             raise
-        self._go_on(state, file, sequence=1, older_bytes=0)
+        self._go_on(state, file, sequence=1, older_bytes=0, kept_change=0)
         if state.change_number:
             if self._require_bases().write_now() is None:
                 raise OSError(self._require_bases().problem)
             self._mark_if_off()
 
-    def _go_on(self, state: ShardState, file: JournalFile, sequence: int, older_bytes: int) -> None:
+    def _go_on(self, state: ShardState, file: JournalFile, sequence: int, older_bytes: int, kept_change: int) -> None:
         folder = self._folder
         folder.remove_unneeded()
         self._journal = DiskJournal(
@@ -214,6 +225,7 @@ class StateStore:
             file,
             sequence=sequence,
             older_bytes=older_bytes,
+            kept_change=kept_change,
             mark_incomplete=lambda: folder.mark(complete=False),
             discard=folder.discard,
         )

@@ -11,8 +11,9 @@ import grpc.aio
 
 from shardam_proto.errors import ShardNotReady
 from shardam_proto.v1 import shard_pb2, shard_pb2_grpc
+from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.last_numbers import closed_numbers, end_here, settle_here
+from shardam_server.shard.last_numbers import closed_numbers, end_all_here, end_here, settle_here
 from shardam_server.shard.lost import LostShard
 from shardam_server.shard.metrics import resident_bytes
 from shardam_server.shard.table import table_from_info
@@ -24,11 +25,13 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     Args:
         shard: the shard.
         lost: what it does when it is told to forget its state.
+        closing: closes clients; used on home only.
     """
 
-    def __init__(self, shard: ShardContext, lost: LostShard) -> None:
+    def __init__(self, shard: ShardContext, lost: LostShard, closing: ClientClosing) -> None:
         self._shard = shard
         self._lost = lost
+        self._closing = closing
 
     async def GetStatus(  # noqa: N802 - the service's name
         self,
@@ -99,6 +102,22 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             header=shard.header(request.header),
             last_number=numbers.last_number,
             numbers=closed_numbers(numbers.tables),
+            settled=numbers.settled,
+        )
+
+    async def EndClients(  # noqa: N802 - the service's name
+        self,
+        request: shard_pb2.EndClientsRequest,
+        context: grpc.aio.ServicerContext[shard_pb2.EndClientsRequest, shard_pb2.EndClientsResponse],
+    ) -> shard_pb2.EndClientsResponse:
+        """Ends all clients here for a shard that starts empty, and tells how their last numbers ended."""
+        shard = self._shard
+        shard.check_serving(request.header)
+        clients, next_after = await shard.change(lambda: end_all_here(shard.state, request.after_client_id))
+        if shard.identity.is_home:
+            await self._closing.take_up()  # the caller may break off, and its former state come back
+        return shard_pb2.EndClientsResponse(
+            header=shard.header(request.header), clients=clients, next_after_client_id=next_after
         )
 
     async def SettleClient(  # noqa: N802 - the service's name
@@ -110,7 +129,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         shard = self._shard
         shard.check_serving(request.header)
         numbers = [(closed.number, tuple(closed.table_ids)) for closed in request.numbers]
-        await shard.change(lambda: settle_here(shard.state, request.client_id, numbers))
+        await shard.change(lambda: settle_here(shard.state, request.client_id, numbers, settled=request.settled))
         return shard_pb2.SettleClientResponse(header=shard.header(request.header))
 
     async def ForgetState(  # noqa: N802 - the service's name
@@ -123,7 +142,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         shard.identity.require_cluster()
         shard.identity.check(request.header)
         # Goes on whatever becomes of the caller: a new lineage is not left half made.
-        await asyncio.shield(self._lost.forget())
+        await asyncio.shield(self._lost.forget(without_lost=request.without_lost))
         return shard_pb2.ForgetStateResponse(header=shard.header(request.header))
 
     async def GetMetrics(  # noqa: N802 - the service's name

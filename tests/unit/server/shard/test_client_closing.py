@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 from shardam_testing.shard_group import ShardGroup, running_group
 
-from shardam_proto.errors import BadOption
+from shardam_proto.errors import BadOption, ClientClosed, QueueFull, ShardNotReady
 from shardam_server.shard.clients import WINDOW
 
 CLIENT = b"c" * 16
 OTHER = b"o" * 16
+LATE = b"l" * 16
 
 Scenario = Callable[[ShardGroup], Awaitable[None]]
 
@@ -160,16 +161,16 @@ async def test_closing_again_changes_nothing(group: ShardGroup) -> None:
     records = [len(journal.frames) for journal in group.journals]
     calls = len(group.calls)
     await group.closing.close(CLIENT, wait_s=30.0)
-    await group.until("the other shards to be asked again", lambda: len(group.calls) == calls + 2)
+    assert len(group.calls) == calls
     assert [len(journal.frames) for journal in group.journals] == records
 
 
 @on_shards(3)
-async def test_a_client_without_numbers_leaves_no_entry_where_it_was_not_known(group: ShardGroup) -> None:
+async def test_a_client_without_numbers_is_remembered_as_closed_where_it_was_not_known(group: ShardGroup) -> None:
     group.open(CLIENT, shards=[0, 1])
     await group.closing.close(CLIENT)
     await group.until_settled(CLIENT)
-    assert group.last_numbers(CLIENT) == [0, 0, None]
+    assert_level(group, CLIENT, 0)
 
 
 @on_shards(3)
@@ -183,50 +184,67 @@ async def test_a_shard_that_does_not_know_the_client_takes_the_numbers_of_the_ot
     assert_level(group, CLIENT, 1)
 
 
-@pytest.mark.parametrize("opened_again", [False, True], ids=["unknown there", "opened again there"])
-def test_a_shard_that_started_empty_with_its_peers_steps_takes_no_number_again(opened_again: bool) -> None:
+@pytest.mark.parametrize("index", [0, 1], ids=["home", "another shard"])
+def test_a_shard_that_starts_empty_ends_all_clients_and_steps_stay_equal_though_home_restarts(index: int) -> None:
     @on_shards(3)
     async def scenario(group: ShardGroup) -> None:
         group.open(CLIENT)
         group.open(OTHER)
         group.step(CLIENT, 1, [0, 1, 2])
-        group.step(CLIENT, 2, [0, 1])
+        group.step(CLIENT, 2, [2])
+        group.step(CLIENT, 3, [2], table_ids=[1])
         group.step(OTHER, 1, [0, 1])
-        group.down = {2}
+        group.down = {index}
         await group.closing.close(CLIENT, wait_s=0.05)
-        group.restart(2, empty=True)
-        if opened_again:
-            group.open(OTHER, shards=[2])  # to be told that the shard is another one now
-        group.down = set()
-        await group.until_settled(CLIENT)
-        await group.closing.close(OTHER)
-        await group.until_settled(OTHER)
-        assert group.last_numbers(CLIENT) == [2, 2, None]
-        assert group.last_numbers(OTHER) == [1, 1, 0 if opened_again else None]
-        assert group.steps() == [{1: 3, 2: 3}] * 3
+        await group.start_empty(index)
+        expected = [{1: 4, 2: 3}] * 3
+        assert group.steps() == expected
+        for client_id in (CLIENT, OTHER):
+            assert group.is_closed(client_id) == [True] * 3
+            with pytest.raises(ClientClosed):
+                group.step(client_id, 4, [2])
+        await group.restart_home()
+        for client_id in (CLIENT, OTHER):
+            await group.closing.close(client_id, wait_s=0.05)
+            await group.until_settled(client_id)
+        assert not group.closing.num_open
+        assert group.steps() == expected
 
     scenario()
 
 
 @on_shards(2)
-async def test_a_shard_that_starts_empty_between_its_answer_and_its_settlement_is_asked_again(group: ShardGroup) -> None:
+async def test_a_settlement_that_is_tried_again_meets_a_shard_that_started_empty_and_changes_nothing(group: ShardGroup) -> None:
     group.open(CLIENT)
     group.step(CLIENT, 1, [0, 1])
     group.step(CLIENT, 2, [0])
     group.refuse_settling = {1}
     await group.closing.close(CLIENT, wait_s=30.0)
     await group.until("the settlement to be tried", lambda: group.num_refused > 0)
-    group.restart(1, empty=True)
+    await group.start_empty(1)
     group.refuse_settling = set()
-    await group.until_settled(CLIENT)
-    assert group.last_numbers(CLIENT) == [2, None]
+    await group.until("home to end it", lambda: not group.closing.num_open)
+    assert group.is_settled(CLIENT)
     assert group.steps() == [{1: 2, 2: 2}] * 2
+
+
+@on_shards(3)
+async def test_a_shard_that_breaks_off_starting_empty_leaves_clients_that_home_closes(group: ShardGroup) -> None:
+    group.open(CLIENT)
+    group.step(CLIENT, 1, [0, 1, 2])
+    group.step(CLIENT, 2, [1])
+    group.lose_answers = {2}
+    with pytest.raises(ShardNotReady, match="shard 2 has to be level"):
+        await group.start_empty(1)
+    group.down = set()  # with its former state after all
+    await group.until_settled(CLIENT)
+    assert_level(group, CLIENT, 2)
 
 
 @on_shards(2)
 async def test_a_client_that_opens_after_a_shard_has_started_empty_is_settled_there(group: ShardGroup) -> None:
     group.open(OTHER)
-    group.restart(1, empty=True)
+    await group.start_empty(1)
     group.open(CLIENT)
     group.step(CLIENT, 1, [0, 1])
     group.step(CLIENT, 2, [0])
@@ -236,12 +254,58 @@ async def test_a_client_that_opens_after_a_shard_has_started_empty_is_settled_th
 
 
 @on_shards(3)
-async def test_a_home_that_does_not_know_the_client_ends_it_on_the_others(group: ShardGroup) -> None:
+async def test_a_home_that_does_not_know_the_client_takes_its_numbers_like_the_others(group: ShardGroup) -> None:
     group.open(CLIENT, shards=[1, 2])
     group.step(CLIENT, 1, [1])
     await group.closing.close(CLIENT, wait_s=30.0)
-    await group.until("shard 2 to be level with shard 1", lambda: group.last_numbers(CLIENT) == [None, 1, 1])
-    assert group.steps() == [{1: 0, 2: 0}, {1: 1, 2: 1}, {1: 1, 2: 1}]
+    await group.until_settled(CLIENT)
+    assert_level(group, CLIENT, 1)
+
+
+@on_shards(2)
+async def test_a_client_that_was_closed_can_open_nowhere_any_more(group: ShardGroup) -> None:
+    group.open(CLIENT, shards=[0])
+    await group.closing.close(CLIENT)
+    await group.until_settled(CLIENT)
+    for index in range(2):
+        with pytest.raises(ClientClosed):
+            group.open(CLIENT, shards=[index])
+
+
+@on_shards(2)
+async def test_no_shard_forgets_a_closed_client_before_all_shards_agree_on_its_numbers(group: ShardGroup) -> None:
+    for state in group.states:
+        state.clients._max_clients = 2
+    group.open(CLIENT)
+    for number in (1, 2, 3):
+        group.step(CLIENT, number, [0, 1])
+    group.step(CLIENT, 4, [0])
+    group.refuse_settling = {1}
+    group.open(OTHER)
+    await group.closing.close(CLIENT, wait_s=30.0)
+    await group.until("the settlement to be tried", lambda: group.num_refused > 0)
+    for index in range(2):
+        with pytest.raises(QueueFull):
+            group.open(LATE, shards=[index])
+    group.refuse_settling = set()
+    await group.until_settled(CLIENT)
+    group.open(LATE)
+    assert group.last_numbers(CLIENT) == [None, None]
+    assert group.steps() == [{1: 4, 2: 4}] * 2
+
+
+@on_shards(2)
+async def test_a_client_that_home_has_forgotten_and_another_shard_knows_as_settled_is_brought_nowhere_again(
+    group: ShardGroup,
+) -> None:
+    group.open(CLIENT)
+    group.step(CLIENT, 1, [0, 1])
+    await group.closing.close(CLIENT)
+    await group.until_settled(CLIENT)
+    group.states[0].clients.forget([CLIENT])
+    await group.closing.close(CLIENT, wait_s=30.0)  # a worker says goodbye again
+    await group.until_settled(CLIENT)
+    assert group.steps() == [{1: 1, 2: 1}] * 2
 
 
 @on_shards(1)

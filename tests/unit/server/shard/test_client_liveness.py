@@ -186,7 +186,7 @@ def test_any_request_is_a_sign_of_life_whatever_it_is_answered() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_idle_clients_are_forgotten_on_every_shard_but_not_what_home_has_still_to_settle(index: int) -> None:
+def test_idle_clients_are_forgotten_on_every_shard_but_on_home_none_that_it_has_still_to_settle(index: int) -> None:
     async def scenario() -> None:
         shard = shard_context(index)
         state = shard.state

@@ -94,15 +94,34 @@ def test_home_settles_the_numbers_of_an_ended_client_once_and_in_order(state: Sh
     assert (entry.last_number, entry.settled) == (2, False)
 
 
-def test_room_for_a_new_client_is_made_of_closed_ones_only() -> None:
-    state = ShardState(CpuDevice(1), max_clients=2)
-    state.open_client(b"a" * 16)
-    state.open_client(b"b" * 16)
+def test_room_for_a_new_client_is_made_of_closed_ones_only_that_are_settled_or_have_no_numbers() -> None:
+    state = ShardState(CpuDevice(1), max_clients=3)
+    for client_id in (b"a" * 16, b"b" * 16, b"n" * 16):
+        state.open_client(client_id)
     with pytest.raises(QueueFull):
         state.open_client(b"c" * 16)
+    run(state, 1, client_id=b"a" * 16)
     state.end_client(b"a" * 16)
+    with pytest.raises(QueueFull, match="until all shards agree on their numbers"):
+        state.open_client(b"c" * 16)
+    state.end_client(b"n" * 16)
     state.open_client(b"c" * 16)
-    assert (len(state.clients), state.clients.num_open) == (2, 2)
+    state.end_client(b"a" * 16, settled=True)
+    state.open_client(b"d" * 16)
+    assert {client_id[:1] for client_id, _ in state.clients} == {b"b", b"c", b"d"}
+    assert (len(state.clients), state.clients.num_open) == (3, 3)
+
+
+def test_an_idle_client_that_is_closed_is_forgotten_only_when_it_is_settled_or_has_no_numbers(state: ShardState) -> None:
+    for client_id in (b"unsettled", b"settled", b"numberless"):
+        state.open_client(client_id, heartbeats=True)
+    for client_id in (b"unsettled", b"settled"):
+        run(state, 1, client_id=client_id)
+    for client_id in (b"unsettled", b"settled", b"numberless"):
+        state.end_client(client_id, settled=client_id == b"settled")
+    late = max(entry.last_contact for _, entry in state.clients) + IDLE_S + 1
+    assert state.forget_idle_clients(late) == 3
+    assert [client_id for client_id, _ in state.clients] == [b"unsettled"]
 
 
 def test_a_client_without_heartbeats_is_forgotten_after_a_day_without_contact(state: ShardState) -> None:

@@ -149,10 +149,11 @@ class NumberMachine(RuleBasedStateMachine):
         client = self.model.clients.get(client_id)
         if client is None:
             assert answer == LastNumbers()
+            self.model.clients[client_id] = ModelClient(closed=True)
             return
         client.closed = True
         tables = {number: tuple(outcome.steps) for number, (_, outcome) in client.window.items()}
-        assert answer == LastNumbers(client.last, tables)
+        assert answer == LastNumbers(client.last, tables, client.settled)
 
     @rule(place=clients, really=rarely)
     def note_settled(self, place: int, really: bool) -> None:
@@ -169,7 +170,9 @@ class NumberMachine(RuleBasedStateMachine):
             return
         self.state.forget_idle_clients(now=max((entry.last_contact for _, entry in self.state.clients), default=0) + IDLE_S + 1)
         self.model.clients = {
-            client_id: client for client_id, client in self.model.clients.items() if client.heartbeats and not client.closed
+            client_id: client
+            for client_id, client in self.model.clients.items()
+            if (not client.settled and client.last if client.closed else client.heartbeats)
         }
 
     @rule(place=clients, really=rarely, extra=st.integers(-2, 2), steps=st.lists(table_sets, min_size=1, max_size=3))
@@ -182,6 +185,9 @@ class NumberMachine(RuleBasedStateMachine):
         numbers = [(first + place, tuple(table_ids)) for place, table_ids in enumerate(steps)]
         client = self.model.clients.setdefault(client_id, ModelClient())
         client.closed = True
+        if client.settled:
+            settle_here(self.state, client_id, numbers)
+            return
         if first > client.last + 1:
             assert reason_of(lambda: settle_here(self.state, client_id, numbers)) == "UNKNOWN_CLIENT"
             return
