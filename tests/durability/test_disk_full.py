@@ -101,6 +101,7 @@ def test_a_full_disk_suspends_the_journal_and_a_base_resumes_it(disk: Path, capl
     assert store.status().state == shard_pb2.JOURNAL_STATE_OK
     assert store.status().problem == ""
     push(rng, "words", num_rows=40)(state)
+    assert store.kept_change == state.change_number
     abandon(store)
     assert bits_after(disk) == all_bits(state)
 
@@ -134,6 +135,7 @@ def test_a_shard_that_is_killed_while_suspended_says_what_is_lost(disk: Path, nu
     assert kept is not None
     for _ in range(num_lost):
         push(rng, "words", num_rows=40)(state)
+    assert store.kept_change == kept.change_number
     abandon(store)
     store = lock_store(disk)
     assert store.current is not None

@@ -26,7 +26,7 @@ from shardam_testing.shard_histories import (
 )
 
 from shardam_proto.errors import JournalFailed, JournalFull, OutOfMemory
-from shardam_proto.v1 import shard_pb2
+from shardam_proto.v1 import journal_pb2, shard_pb2
 from shardam_server.shard.journal.options import JournalOptions
 from shardam_server.shard.journal.store import StateStore
 from shardam_server.shard.state import ShardState
@@ -199,6 +199,7 @@ def test_a_failed_fsync_ends_all_changes_and_is_never_repeated(tmp_path: Path, o
     store.close()
     assert files.failed["sync"] == 1
     assert files.calls["sync"] == syncs
+    assert store.kept_change < state.change_number
     assert bits_after(tmp_path) == all_bits(state)  # written, not acknowledged: it may come back
 
 
@@ -215,6 +216,7 @@ def test_acknowledgements_never_precede_the_fsync(tmp_path: Path, one_push: Push
             one_push(state)
             await store.journal.durable()
             assert max(synced) == store.status().size_bytes
+            assert store.kept_change == state.change_number
 
     asyncio.run(run())
     store.close()
@@ -227,6 +229,17 @@ def test_a_change_in_write_mode_is_acknowledged_without_an_fsync(tmp_path: Path,
     one_push(state)
     asyncio.run(store.journal.durable())
     assert files.calls["sync"] == syncs
+    assert store.kept_change == state.change_number
+    abandon(store)
+
+
+def test_a_change_that_was_taken_back_does_not_count_as_kept(tmp_path: Path, one_push: Push) -> None:
+    store, state, _ = started(tmp_path)
+    one_push(state)
+    store.journal.append(journal_pb2.JournalRecord(change_number=state.change_number + 1), [])
+    assert store.kept_change == state.change_number + 1
+    store.journal.retract()
+    assert store.kept_change == state.change_number
     abandon(store)
 
 

@@ -255,10 +255,12 @@ def test_an_older_copy_of_its_folder_is_lost_unless_the_loss_is_accepted(tmp_pat
         assert steps(shards) == [2, 4]
         assert old.process.wait(HANG_S) == 1
         newest.kill()
-        accepted = shards.start(1, data_dir=str(copy), lease_s=LEASE_S, truncate_journal="true")
+        shards.environment = {"SHARDAM_TRUNCATE_JOURNAL": "true"}
+        accepted = shards.start(1, data_dir=str(copy), lease_s=LEASE_S)
         wait_serving(shards, accepted)
         assert "what came between is lost" in accepted.log_text()
         accepted.kill()
+        shards.environment = {}
         wait_serving(shards, shards.start(1, data_dir=str(copy), lease_s=LEASE_S))
         assert steps(shards) == [2, 2]
 
@@ -283,7 +285,8 @@ def wait_renewed(shards: Shards, index: int) -> None:
 def mark_of(shards: Shards, index: int) -> int | None:
     """Returns the highest change that Redis knows of a shard's folder."""
     with contextlib.closing(shards.valkey.client()) as connection:
-        text = connection.hget(Keys(shards.cluster).marks, str(index))
+        marks = connection.hgetall(Keys(shards.cluster).marks)
+    text = marks.get(str(index).encode())
     return None if text is None else HighMark.from_text(text.decode()).change_number
 
 

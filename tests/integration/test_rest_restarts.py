@@ -105,7 +105,9 @@ def test_a_shard_that_comes_back_empty_is_lost_until_it_is_told_to_forget(tmp_pa
         assert command(shards, "forget-shard", "--index", "1").returncode == 0
         wait_ready(client)
         assert client.get(path).status_code == 404
-        again = client.put(path, json=PUT, headers=headers)  # what the key had made is gone with the rows
+        refused = client.put(path, json=PUT, headers=headers)  # what the key had made is gone with the rows
+        assert (refused.status_code, refused.json()["reason"]) == (400, "CLIENT_CLOSED")
+        again = client.put(path, json=PUT, headers={"Idempotency-Key": "new"})
         assert (again.status_code, "idempotency-replayed" in again.headers) == (200, False)
         number = again.headers["etag"].rpartition(":")[2]
         of_former_rows = f"{former.rpartition(':')[0]}:{number}"
