@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -285,7 +286,7 @@ def wait_renewed(shards: Shards, index: int) -> None:
 def mark_of(shards: Shards, index: int) -> int | None:
     """Returns the highest change that Redis knows of a shard's folder."""
     with contextlib.closing(shards.valkey.client()) as connection:
-        marks = connection.hgetall(Keys(shards.cluster).marks)
+        marks = cast("dict[bytes, bytes]", connection.hgetall(Keys(shards.cluster).marks))
     text = marks.get(str(index).encode())
     return None if text is None else HighMark.from_text(text.decode()).change_number
 
