@@ -80,7 +80,6 @@ class ShardLink:
         self._way: _Way | None = None
         self._way_lock = threading.RLock()
         self._end: ShardamError | None = None
-        FORKS.add_link(self)
 
     @property
     def peer(self) -> str:
@@ -243,6 +242,7 @@ class ShardLink:
                 if self._end is not None:
                     raise copy_of(self._end)
                 self._way = _Way(self.address)
+                FORKS.add_link(self)
             return self._way
 
     def _replace(self, way: _Way | None, address: str, error: ShardamError) -> None:
