@@ -1,7 +1,7 @@
 """The chunked part that one stream has open, and what is left of one that was refused.
 
-A client may stop between two chunks, when an earlier try of the part is answered after all. So a part also ends where its client
-goes on to another change; it is refused then as what may be sent again.
+A client may stop between two chunks: an earlier try of the part was answered. So a part also ends when its client
+goes on to another change; it is then refused as what may be sent again.
 """
 
 from __future__ import annotations
