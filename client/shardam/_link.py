@@ -226,14 +226,16 @@ class ShardLink:
 
     # -- where the shard is
 
-    def follow(self, entry: ShardEntry) -> None:
-        """Goes where Redis says the shard is, if that is another address or another process than the last time."""
-        if entry.address != self.address or entry.incarnation != self._registered:
-            if entry.address != self.address:
-                logger.info("%s is now at %s", self.peer, entry.address)
-            self._registered = entry.incarnation
-            moved = ShardUnreachable(f"{self.peer} is another process now", metadata={"peer": self.peer})
-            self._replace(self._way, entry.address, moved)
+    def follow(self, entry: ShardEntry) -> bool:
+        """Goes where Redis says the shard is; returns whether that is another address or process than the last time."""
+        if entry.address == self.address and entry.incarnation == self._registered:
+            return False
+        if entry.address != self.address:
+            logger.info("%s is now at %s", self.peer, entry.address)
+        self._registered = entry.incarnation
+        moved = ShardUnreachable(f"{self.peer} is another process now", metadata={"peer": self.peer})
+        self._replace(self._way, entry.address, moved)
+        return True
 
     def _open_way(self) -> _Way:
         """Returns the channel, opened if there is none; to be called where FORKS lets pass."""
