@@ -224,7 +224,6 @@ class Forks:
 
     def _after_in_child(self) -> None:
         heirs = list(self._heirs)
-        self._left_behind.append([self._links, self._streams])
         self._changed, self._depth = threading.Condition(), _Depth()
         self._num_forks = self._num_inside = 0
         self._links, self._streams, self._heirs = weakref.WeakSet(), weakref.WeakSet(), weakref.WeakSet(heirs)
