@@ -92,7 +92,7 @@ class Forks:
         self._depth = _Depth()
         self._num_forks = 0
         self._num_inside = 0
-        self._hooked = False
+        self._is_hooked = self._is_hooked_in_child = False
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._heirs: weakref.WeakSet[Heir] = weakref.WeakSet()
@@ -102,10 +102,12 @@ class Forks:
     # -- what takes part
 
     def add_link(self, link: Link) -> None:
-        """Has a link let go before a fork, as long as it lives."""
+        """Has a link, which has opened a channel, let go before a fork."""
         with self._changed:
             self._links.add(link)
-            self._hook()
+            if not self._is_hooked:
+                self._is_hooked = True  # only now, since gRPC may have hooks of its own: the last ones made run first
+                os.register_at_fork(before=self._before, after_in_parent=self._after_in_parent)
 
     def add_stream(self, stream: Stream) -> None:
         """Has a stream's threads waited for before a fork."""
@@ -116,12 +118,9 @@ class Forks:
         """Has something begin anew in forked children, as long as it lives."""
         with self._changed:
             self._heirs.add(heir)
-            self._hook()
-
-    def _hook(self) -> None:
-        if not self._hooked:
-            self._hooked = True
-            os.register_at_fork(before=self._before, after_in_parent=self._after_in_parent, after_in_child=self._after_in_child)
+            if not self._is_hooked_in_child:
+                self._is_hooked_in_child = True
+                os.register_at_fork(after_in_child=self._after_in_child)
 
     # -- the gate
 
@@ -201,8 +200,10 @@ class Forks:
     def _bring_to_rest(self, deadline: Deadline) -> bool:
         """Ends what is under way; True: look again, a thread that was inside may have opened something meanwhile."""
         with self._changed:
-            links, streams = list(self._links), list(self._streams)
+            links = list(self._links)
         ways = [way for link in links if (way := link.let_go()) is not None]
+        with self._changed:
+            streams = list(self._streams)
         for stream in streams:
             stream.cancel()
         ended = [stream for stream in streams if stream.wait_for_threads(deadline)]
@@ -223,7 +224,6 @@ class Forks:
 
     def _after_in_child(self) -> None:
         heirs = list(self._heirs)
-        self._left_behind.append([self._links, self._streams])
         self._changed, self._depth = threading.Condition(), _Depth()
         self._num_forks = self._num_inside = 0
         self._links, self._streams, self._heirs = weakref.WeakSet(), weakref.WeakSet(), weakref.WeakSet(heirs)

@@ -45,13 +45,14 @@ class Heartbeat:
                     return
                 if not backoff.num_waits:
                     logger.warning("home did not take a sign of life, trying again: %s", error)
-                self._come_back(error, incarnation)
-                wait_s = min(backoff.next_s(), self._interval_s)
+                hurry = self._come_back(error, incarnation)
+                wait_s = min(backoff.next_s(hurry=hurry), self._interval_s)
             else:
                 backoff, wait_s = Backoff(), self._interval_s
 
-    def _come_back(self, error: ShardamError, incarnation: int) -> None:
+    def _come_back(self, error: ShardamError, incarnation: int) -> bool:
         try:
-            recover(self._session, self._home, error, incarnation)
+            return recover(self._session, self._home, error, incarnation).hurry
         except ShardamError as problem:
             logger.debug("home cannot be found again yet: %s", problem)
+            return False

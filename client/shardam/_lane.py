@@ -270,16 +270,19 @@ class Lane:
         """Does what a problem asks for, and waits before the next try."""
         if is_fork_error(error):
             return
+        hurry = False
         if not self._is_mere_gap(error):
             try:
-                error = recover(self._session, self._link, error, incarnation)
+                prospect = recover(self._session, self._link, error, incarnation)
+                error, hurry = prospect.problem, prospect.hurry
             except ShardamError as problem:
                 error = problem
         with self._wake:
             if not self._backoff.num_waits:
                 logger.info("%s: %s, trying again: %s", self._link.peer, error.reason, error.message)
             self._last_problem = error
-            wait_s = min(self._backoff.next_s(), self._session.try_s)  # whoever waits for shard_timeout_s sees several tries
+            # At most try_s: whoever waits for shard_timeout_s sees several tries.
+            wait_s = min(self._backoff.next_s(hurry=hurry), self._session.try_s)
             self._wake.wait_for(lambda: self._over, wait_s)
 
     def _is_mere_gap(self, error: ShardamError) -> bool:

@@ -80,7 +80,6 @@ class ShardLink:
         self._way: _Way | None = None
         self._way_lock = threading.RLock()
         self._end: ShardamError | None = None
-        FORKS.add_link(self)
 
     @property
     def peer(self) -> str:
@@ -227,14 +226,16 @@ class ShardLink:
 
     # -- where the shard is
 
-    def follow(self, entry: ShardEntry) -> None:
-        """Goes where Redis says the shard is, if that is another address or another process than the last time."""
-        if entry.address != self.address or entry.incarnation != self._registered:
-            if entry.address != self.address:
-                logger.info("%s is now at %s", self.peer, entry.address)
-            self._registered = entry.incarnation
-            moved = ShardUnreachable(f"{self.peer} is another process now", metadata={"peer": self.peer})
-            self._replace(self._way, entry.address, moved)
+    def follow(self, entry: ShardEntry) -> bool:
+        """Goes where Redis says the shard is; returns whether that is another address or process than the last time."""
+        if entry.address == self.address and entry.incarnation == self._registered:
+            return False
+        if entry.address != self.address:
+            logger.info("%s is now at %s", self.peer, entry.address)
+        self._registered = entry.incarnation
+        moved = ShardUnreachable(f"{self.peer} is another process now", metadata={"peer": self.peer})
+        self._replace(self._way, entry.address, moved)
+        return True
 
     def _open_way(self) -> _Way:
         """Returns the channel, opened if there is none; to be called where FORKS lets pass."""
@@ -243,6 +244,7 @@ class ShardLink:
                 if self._end is not None:
                     raise copy_of(self._end)
                 self._way = _Way(self.address)
+                FORKS.add_link(self)
             return self._way
 
     def _replace(self, way: _Way | None, address: str, error: ShardamError) -> None:

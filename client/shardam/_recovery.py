@@ -5,6 +5,7 @@ PROTOCOL.md, sections 4 and 6.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
@@ -20,17 +21,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def recover(session: Session, link: ShardLink, error: ShardamError, incarnation: int) -> ShardamError:
-    """Does what an error asks for before the next try.
+@dataclasses.dataclass(frozen=True)
+class Prospect:
+    """What the next try of a call may come to.
+
+    Attributes:
+        problem: the problem as it stands now, should no further try help.
+        hurry: another process serves the shard than the one that the call was meant for: the next try need not wait.
+    """
+
+    problem: ShardamError
+    hurry: bool = False
+
+
+def recover(session: Session, link: ShardLink, error: ShardamError, incarnation: int) -> Prospect:
+    """Does what an error asks for before the next try; called once a try, so Redis is asked no more often than there are waits.
 
     Args:
         session: the client.
         link: the shard.
         error: what a call to it came to.
         incarnation: the incarnation that the call was meant for.
-
-    Returns:
-        The problem as it stands now, should no further try help.
 
     Raises:
         ShardamError: no further try can help; if it ends the client, the client has ended.
@@ -39,11 +50,12 @@ def recover(session: Session, link: ShardLink, error: ShardamError, incarnation:
     match error.reason:
         case "NEW_INCARNATION" | "SEQUENCE_GAP":
             return _reopen(session, link, error, incarnation)
-        case "STALE_ROUTE" | "SHARD_UNREACHABLE":
-            _refresh(session, link)
+        case "STALE_ROUTE" | "SHARD_UNREACHABLE" | "NOT_READY":  # one that is not ready may have been replaced, and not know it
+            hurry = _refresh(session, link, incarnation)
+            return Prospect(_if_retryable(session, link, error), hurry)
         case "WRONG_CLUSTER":
-            return _stranger(session, link, error)
-    return _if_retryable(session, link, error)
+            return _stranger(session, link, error, incarnation)
+    return Prospect(_if_retryable(session, link, error))
 
 
 def _if_retryable(session: Session, link: ShardLink, error: ShardamError) -> ShardamError:
@@ -55,7 +67,7 @@ def _if_retryable(session: Session, link: ShardLink, error: ShardamError) -> Sha
     return error
 
 
-def _reopen(session: Session, link: ShardLink, error: ShardamError, incarnation: int) -> ShardamError:
+def _reopen(session: Session, link: ShardLink, error: ShardamError, incarnation: int) -> Prospect:
     """Opens the client again where the shard has been restarted, or has not the numbers that it should have.
 
     Raises:
@@ -63,30 +75,33 @@ def _reopen(session: Session, link: ShardLink, error: ShardamError, incarnation:
     """
     with link.lock:
         if link.incarnation != incarnation:
-            return error  # another thread has opened it meanwhile
+            return Prospect(error, hurry=True)  # another thread has opened it meanwhile
         try:
             answer = session.open(link, session.try_s)
         except WrongCluster as problem:
             stranger = problem
         except ShardamError as problem:
-            return _if_retryable(session, link, problem)
+            return Prospect(_if_retryable(session, link, problem))
         else:
             if link.continues(answer):
                 logger.info("%s has come back as incarnation %d", link.peer, answer.header.incarnation)
                 link.adopt(answer)
-                return error
+                return Prospect(error, hurry=link.incarnation != incarnation)
             raise session.end_with(link.lost(answer))
-    return _stranger(session, link, stranger)
+    return _stranger(session, link, stranger, incarnation)
 
 
-def _stranger(session: Session, link: ShardLink, error: ShardamError) -> ShardamError:
+def _stranger(session: Session, link: ShardLink, error: ShardamError, incarnation: int) -> Prospect:
     """Looks for the shard elsewhere when another process has its address. The right one may register at any moment."""
-    _refresh(session, link)
-    return ShardUnreachable(f"not the shard that is meant: {error.message}", metadata=error.metadata)
+    hurry = _refresh(session, link, incarnation)
+    return Prospect(ShardUnreachable(f"not the shard that is meant: {error.message}", metadata=error.metadata), hurry)
 
 
-def _refresh(session: Session, link: ShardLink) -> None:
+def _refresh(session: Session, link: ShardLink, incarnation: int) -> bool:
     """Reads the shard's address and the map's epoch again. Redis may be away: then the known ones stay.
+
+    Returns:
+        Whether the shard is ready, elsewhere or as another process than the one that was called.
 
     Raises:
         WrongCluster: the name belongs to another cluster now, or its map has another number of shards; the client has ended.
@@ -95,7 +110,7 @@ def _refresh(session: Session, link: ShardLink) -> None:
         view = read_cluster(session.redis, session.keys)
     except RedisUnreachable as error:
         logger.warning("%s; keeping the known addresses", error)
-        return
+        return False
     if view.entry is not None and view.entry.cluster_id != session.cluster_id:
         raise session.end_with(
             WrongCluster(
@@ -106,8 +121,10 @@ def _refresh(session: Session, link: ShardLink) -> None:
     if view.route_map is not None and view.route_map.epoch > session.route_map.epoch:
         _adopt_route_map(session, view.route_map)
     entry = view.shards.get(link.index)
-    if entry is not None:
-        link.follow(entry)
+    if entry is None:
+        return False
+    moved = link.follow(entry)
+    return entry.ready and (moved or entry.incarnation != incarnation)
 
 
 def _adopt_route_map(session: Session, route_map: RouteMap) -> None:

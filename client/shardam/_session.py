@@ -149,10 +149,11 @@ class Session:
                 return self.try_once(request, min(deadline.remaining_s, self.try_s))
             except ShardamError as error:
                 self.check()
-                problem = recover(self, request.link, error, incarnation)
-            backoff.wait(deadline, self.over)
+                prospect = recover(self, request.link, error, incarnation)
+            backoff.wait(deadline, self.over, hurry=prospect.hurry)
             if deadline.passed:
                 self.check()
+                problem = prospect.problem
                 suffix = f" (tried {backoff.num_waits} times in {deadline.after_s:g} s)"
                 raise make_error(problem.reason, problem.message + suffix, problem.metadata)
 

@@ -224,7 +224,9 @@ class ExchangeStream:
             request.num_sent += 1
             self.moved_at = time.monotonic()
             if request.is_settled:
-                return  # refused at its first chunk: the rest would be sent for nothing
+                # It was refused, or an earlier try of it was answered: the rest would be sent for nothing. The shard drops what
+                # has come when the next change begins.
+                return
         request.sent_at = time.monotonic()
 
     def _read(self) -> None:

@@ -32,7 +32,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),  # a returned shard is seen within 2 s
+    ("grpc.max_reconnect_backoff_ms", 500),  # short against the waits of those who try again
 )
 """Options of every client channel."""
 

@@ -16,6 +16,9 @@ _ONE_SHARD_ONLY = frozenset({"INDEX", "HTTP_PORT", "ADVERTISE"})
 _SHARD_STATE = frozenset(StateSettings.model_fields) - frozenset(CommonSettings.model_fields) - {"truncate_journal"}
 """Settings that a shard gets as they are; journals are truncated at a first start only."""
 
+_OF_A_JOURNAL = frozenset({"on_journal_full", "journal_limit_mib"})
+"""Settings that a shard without a folder refuses."""
+
 _NOT_HANDED_ON = frozenset({*map(str.upper, UpSettings.model_fields), *_ONE_SHARD_ONLY, "REDIS_URL", "JSON"})
 
 
@@ -93,8 +96,9 @@ class ChildCommands:
 
     def _state(self) -> dict[str, object]:
         """Returns the settings of a shard's state, sorted by name; one without a value is left to the shard."""
-        values = {name: getattr(self._settings, name) for name in sorted(_SHARD_STATE)}
         data_dir = self._settings.data_dir or "none"
+        names = _SHARD_STATE if self._settings.data_dir is not None else _SHARD_STATE - _OF_A_JOURNAL
+        values = {name: getattr(self._settings, name) for name in sorted(names)}
         return {"data_dir": data_dir, **{name: value for name, value in values.items() if value is not None}}
 
     def _shard_flags(self, index: int, port: int) -> list[str]:

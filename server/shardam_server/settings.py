@@ -221,8 +221,21 @@ class StateSettings(CommonSettings):
 
     @model_validator(mode="after")
     def _check_journal(self) -> Self:
-        if self.data_dir is None and self.journal in ("write", "fsync"):
+        if self.data_dir is not None:
+            return self
+        if self.journal in ("write", "fsync"):
             raise ValueError(f"--journal {self.journal} needs --data-dir, the folder to keep it in")
+        given = {
+            "--on-journal-full": "on_journal_full" in self.model_fields_set,
+            "--journal-limit-mib": "journal_limit_mib" in self.model_fields_set,
+            "--truncate-journal": self.truncate_journal,
+        }
+        flags = [flag for flag, is_given in given.items() if is_given]
+        if flags:
+            names = " and ".join(f"{flag} ({ENV_PREFIX}{flag[2:].replace('-', '_').upper()})" for flag in flags)
+            raise ValueError(
+                f"without --data-dir there is no journal, so {names} would do nothing: name a folder, or leave it out"
+            )
         return self
 
 

@@ -29,8 +29,9 @@ from shardam_proto.errors import JournalFailed, JournalFull, OutOfMemory
 from shardam_proto.v1 import journal_pb2, shard_pb2
 from shardam_server.shard.journal.options import JournalOptions
 from shardam_server.shard.journal.store import StateStore
+from shardam_server.shard.records import CpuRecords
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.table import Table
+from shardam_server.shard.table import RowWrite
 
 Push = Callable[[ShardState], object]
 
@@ -155,23 +156,24 @@ def test_a_write_that_cannot_be_cut_back_ends_all_changes(tmp_path: Path, one_pu
     assert bits_after(tmp_path) == before  # what could not be cut back is an incomplete record, which no one was told of
 
 
-def test_a_change_that_cannot_be_applied_is_taken_back_from_the_journal(
-    tmp_path: Path, one_push: Push, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_that_finds_no_room_is_taken_back_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, state, files = started(tmp_path)
     before, size = all_bits(state), store.status().size_bytes
 
-    def fail(table: Table, staged: object) -> None:
-        raise OutOfMemory("no room")
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    def assign() -> None:
+        state.assign(find(state, "words"), RowWrite(np.arange(2), np.ones((2, 3), np.float32)))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Table, "apply", fail)
+        patch.setattr(CpuRecords, "write", fail)
         with pytest.raises(OutOfMemory):
-            one_push(state)
+            assign()
         assert store.status().size_bytes == size
         files.fail("truncate", errno.EIO)
         with pytest.raises(JournalFailed):
-            one_push(state)
+            assign()
     assert store.status().state == shard_pb2.JOURNAL_STATE_FAILED
     assert all_bits(state).tables["words"][4] == before.tables["words"][4]
     abandon(store)

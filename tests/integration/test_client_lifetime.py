@@ -1,4 +1,4 @@
-"""Beginning, failures and end of a client: what is missing at connect, shards that stop or die, forks, exits."""
+"""Beginning, failures and end of a client: what is missing at connect, shards that stop or die, exits."""
 
 from __future__ import annotations
 
@@ -227,29 +227,6 @@ def test_a_closed_cluster_says_so_and_closing_twice_is_fine(cluster: LocalCluste
     for call in (lambda: table.pull([1]), lambda: table.push([1], ONE, LR), lambda: client.tables(), lambda: table.stats()):
         with pytest.raises(ClientClosed, match="connect again"):
             call()
-
-
-def test_a_forked_child_gets_an_error_at_once_and_leaves_the_parent_alone(cluster: LocalCluster) -> None:
-    program = """
-import os, sys, numpy as np, shardam
-client = shardam.connect(sys.argv[1])
-table = client.create_table(shardam.TableSpec("forked", 2))
-options = shardam.AdamOptions(lr=0.1)
-table.push([1], [[1.0, 1.0]], options)
-pid = os.fork()
-if pid == 0:
-    failures = 0
-    for call in (lambda: table.pull([1]), lambda: table.push([1], [[1.0, 1.0]], options), client.tables):
-        try:
-            call()
-        except shardam.errors.ClientClosed as error:
-            failures += "does not work after a fork" in str(error)
-    sys.exit(failures)  # exit hooks run in the child, too
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-assert table.push([1], [[1.0, 1.0]], options).step == 2
-client.close()
-"""
-    run_program(program, cluster.redis_url)
 
 
 def test_queued_pushes_are_sent_at_exit_without_close(cluster: LocalCluster) -> None:

@@ -223,6 +223,15 @@ def test_with_data_dir_none_rows_are_in_memory_only_and_no_file_is_made(tmp_path
         assert not state.exists()
 
 
+@pytest.mark.parametrize("as_flag", [True, False])
+def test_what_would_do_nothing_with_data_dir_none_is_refused_in_one_line(tmp_path: Path, as_flag: bool) -> None:
+    flags, variables = (["--on-journal-full", "refuse"], {}) if as_flag else ([], {"SHARDAM_ON_JOURNAL_FULL": "refuse"})
+    with up(tmp_path, "--data-dir", "none", *flags, **variables) as running:
+        assert running.wait() == 2
+        (line,) = running.log.read_text().splitlines()
+        assert "--on-journal-full (SHARDAM_ON_JOURNAL_FULL) would do nothing: name a folder, or leave it out" in line
+
+
 def test_the_json_line_says_where_state_lies_and_how_it_is_kept(tmp_path: Path) -> None:
     with up(tmp_path, "--json", "--shards", "1", "--data-dir", str(tmp_path / "rows"), "--journal", "fsync") as running:
         ready = ready_of(running)

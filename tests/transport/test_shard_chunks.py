@@ -203,15 +203,49 @@ def test_chunks_are_refused_in_a_unary_call_and_a_total_without_chunks_everywher
     assert reason_of(lambda: stream.ask(whole)) == "BAD_OPTION"
 
 
-def test_a_second_open_part_is_refused_on_the_stream_of_the_first(
+def test_a_part_takes_the_place_of_one_that_its_client_has_not_finished_and_that_one_may_be_sent_again(
     shard: HeldShard, client: RawClient, stream: RawStream
 ) -> None:
     table = shard.install()
     first = chunks_of(client.push_request(1, table, [1], [[1, 1]]), 8)
-    second = chunks_of(client.push_request(2, table, [1], [[1, 1]]), 8)
+    second = chunks_of(client.push_request(1, table, [1], [[1, 1]]), 8)
     stream.send(first[0])
-    assert reason_of(lambda: stream.answer(send_chunks(stream, second))) == "BAD_OPTION"
-    assert stream.answer(send_chunks(stream, first[1:])).push.steps[0].table_step == 1
+    stream.send(second[0])
+    assert reason_of(lambda: stream.answer(first[0].header.request_id)) == "SHARD_UNREACHABLE"
+    assert client.status().reserved_bytes == 16
+    send_chunks(stream, first[1:])  # too late: passed over, since the part has its answer
+    assert stream.answer(send_chunks(stream, second[1:])).push.steps[0].table_step == 1
+    assert stream.order == [first[0].header.request_id, second[0].header.request_id]
+    assert client.status().reserved_bytes == 0
+
+
+def test_a_part_gives_way_also_to_one_that_is_refused_itself(shard: HeldShard, client: RawClient, stream: RawStream) -> None:
+    table = shard.install()
+    first, refused, last = (chunks_of(client.push_request(1, table, [1], [[1, 1]]), 8) for _ in range(3))
+    unknown_table(refused)
+    stream.send(first[0])
+    assert reason_of(lambda: stream.answer(send_chunks(stream, refused))) == "UNKNOWN_TABLE"
+    assert stream.order == [first[0].header.request_id, refused[0].header.request_id]
+    assert client.status().reserved_bytes == 0
+    assert stream.answer(send_chunks(stream, last)).push.steps[0].table_step == 1
+
+
+def test_any_other_change_of_its_client_frees_what_an_unfinished_part_reserved(
+    shard: HeldShard, client: RawClient, stream: RawStream
+) -> None:
+    table = shard.install()
+    first = chunks_of(client.push_request(1, table, [1], [[1, 1]], budget_s=0), 8)  # waits for its next chunk without end
+    stream.send(first[0])
+    assert stream.ask(client.push_request(1, table, [2], [[2, 2]])).push.steps[0].table_step == 1
+    assert reason_of(lambda: stream.answer(first[0].header.request_id)) == "SHARD_UNREACHABLE"
+    assert client.status().reserved_bytes == 0
+    with shard.client() as other:
+        second = chunks_of(client.push_request(2, table, [1], [[1, 1]]), 8)
+        stream.send(second[0])
+        others = other.push_request(1, table, [2], [[2, 2]])
+        others.header.request_id = 1000
+        assert stream.ask(others).push.steps[0].table_step == 2  # another client's passes
+        assert stream.answer(send_chunks(stream, second[1:])).push.steps[0].table_step == 3
 
 
 def test_a_part_on_a_new_stream_replaces_the_one_of_the_old(shard: HeldShard, client: RawClient, stream: RawStream) -> None:
@@ -222,7 +256,7 @@ def test_a_part_on_a_new_stream_replaces_the_one_of_the_old(shard: HeldShard, cl
     with raw_stream(client.channel) as new:
         replacing = chunks_of(client.push_request(1, table, [1], [[1, 1]]), 4)
         new.send(replacing[0])
-        assert reason_of(lambda: stream.answer(old[0].header.request_id)) == "BAD_OPTION"
+        assert reason_of(lambda: stream.answer(old[0].header.request_id)) == "SHARD_UNREACHABLE"
         assert client.status().reserved_bytes == 16
         assert new.answer(send_chunks(new, replacing[1:])).push.steps[0].table_step == 1
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardam_proto.errors import BadOption, MessageTooLarge, OutOfMemory, QueueFull, ShardamError, WrongShape
+from shardam_proto.errors import BadOption, MessageTooLarge, OutOfMemory, QueueFull, ShardamError, ShardUnreachable, WrongShape
 from shardam_proto.v1 import embedding_pb2
 
 MAX_RESERVED_BYTES = 512 * 2**20
@@ -154,7 +154,12 @@ class OpenParts:
         client_id, total = first.header.client_id, sizes.total_bytes
         former = self._parts.get(client_id)
         if former is not None:
-            former.refuse(BadOption("another stream of this client began a part in chunks; a client has one stream per shard"))
+            former.refuse(
+                ShardUnreachable(
+                    "another stream of this client began a part in chunks; send this one again there: a client has one stream "
+                    "per shard"
+                )
+            )
         if total > self._max_reserved_bytes:
             raise MessageTooLarge(
                 f"the part has {total} bytes, the shard reserves at most {self._max_reserved_bytes} for parts in chunks; push "

@@ -25,7 +25,7 @@ from shardam_server.shard.peer_directory import PeerDirectory
 logger = logging.getLogger(__name__)
 
 LEAVE_WAIT_S = 1.5
-"""A client that leaves is answered after this time even if a shard is down: callers give up after 2 s."""
+"""A client that leaves is answered after this time even if a shard is down: REST gives up after 2 s, a worker after 5 s."""
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 2.0

@@ -86,6 +86,7 @@ class ShardContext:
         def guarded() -> T:
             self.tenure.check()  # time may have passed in the queue
             self.check_not_lost()
+            self.state.check_whole()
             return apply()
 
         return self.sequencer.submit(guarded, num_bytes)
@@ -139,10 +140,12 @@ class ShardContext:
         Raises:
             ShardNotReady: starting, draining, or suspended until its name is confirmed (retryable).
             ShardLost: its rows are lost.
+            JournalFailed: memory may hold a change in part; it is about to end.
             ShardamError: as ShardIdentity.check.
         """
         self.state.clients.touch(header.client_id)
         self.check_not_lost()
+        self.state.check_whole()
         self.tenure.check()
         if not self.is_serving:
             state = shard_pb2.ServingState.Name(self.serving).removeprefix("SERVING_STATE_").lower()

@@ -128,6 +128,9 @@ class ShardProcess:
 
     def __init__(self, settings: ShardSettings, identity: ShardIdentity, device: Device) -> None:
         self._settings = settings
+        loop = asyncio.get_running_loop()
+        self._half_applied = asyncio.Event()
+        self._end_half_applied = lambda: _wake(loop, self._half_applied)
         self._shard = shard = ShardContext(
             identity=identity,
             state=self._make_state(device),
@@ -144,7 +147,6 @@ class ShardProcess:
         self._stop = asyncio.Event()
         self._replaced = asyncio.Event()
         self._peers = Peers(identity, settings.plain_token)
-        loop = asyncio.get_running_loop()
         self._registration = Registration(settings.redis, settings.cluster, settings.redis_timeout_s)
         self._membership = Membership(
             shard,
@@ -162,10 +164,12 @@ class ShardProcess:
         self._client_watch = ClientWatch(shard, self._closing, Silence(settings.client_lease_s))
 
     def _make_state(self, device: Device) -> ShardState:
-        return ShardState(device, self._settings.max_rows, self._settings.max_clients)
+        state = ShardState(device, self._settings.max_rows, self._settings.max_clients)
+        state.when_half_applied = self._end_half_applied
+        return state
 
     async def run(self) -> int:
-        """Serves until SIGTERM, SIGINT, the end of the parent, or the loss of the name; returns the exit status."""
+        """Serves until SIGTERM, SIGINT, the end of the parent, or the loss of name or state; returns the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -173,7 +177,7 @@ class ShardProcess:
         with self._listening_http():
             await self._bind()
             work = asyncio.create_task(self._work())
-            ends = [asyncio.create_task(event.wait()) for event in (self._stop, self._replaced)]
+            ends = [asyncio.create_task(event.wait()) for event in (self._stop, self._replaced, self._half_applied)]
             await asyncio.wait({work, *ends}, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
                 end.cancel()
@@ -183,7 +187,7 @@ class ShardProcess:
             await self._drain()
             if failed:
                 work.result()  # raises why the shard could not start
-            return 1 if self._replaced.is_set() else 0
+            return 1 if self._replaced.is_set() or self._half_applied.is_set() else 0
 
     async def _work(self) -> None:
         """Joins the cluster and serves, until it is cancelled.

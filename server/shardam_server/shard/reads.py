@@ -6,33 +6,37 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from shardam_server.shard.sequencer import Sequencer
-from shardam_server.shard.state import read_locks
-from shardam_server.shard.table import Table
+from shardam_server.shard.context import ShardContext
+from shardam_server.shard.table import Table, read_locks
 
 T = TypeVar("T")
 
 
-async def read_tables(sequencer: Sequencer, tables: Sequence[Table], action: Callable[[], T]) -> T:
+async def read_tables(shard: ShardContext, tables: Sequence[Table], action: Callable[[], T]) -> T:
     """Runs a read while its tables are held, so that it sees each between whole changes.
 
     Only one change is applied at a time, so reads that wait for it wait together, on threads of their own.
 
     Raises:
         QueueFull: too many reads wait.
+        JournalFailed: memory may hold a change in part.
         ShardamError: what action raises.
     """
 
     def read_at_once() -> list[T]:
         with _try_read_locks(tables) as held:
-            return [action()] if held else []
+            return [read()] if held else []
 
     def wait_and_read() -> T:
         with read_locks(tables):
-            return action()
+            return read()
 
-    at_once = await sequencer.read(read_at_once)
-    return at_once[0] if at_once else await sequencer.wait_and_read(wait_and_read)
+    def read() -> T:
+        shard.state.check_whole()  # with the locks: the change before may have ended so
+        return action()
+
+    at_once = await shard.sequencer.read(read_at_once)
+    return at_once[0] if at_once else await shard.sequencer.wait_and_read(wait_and_read)
 
 
 @contextlib.contextmanager

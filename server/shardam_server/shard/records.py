@@ -228,8 +228,9 @@ class CpuRecords:
 
     def write(self, slots: Int64s, components: Mapping[str, Float32s]) -> None:
         """Writes components of distinct slots."""
-        for name, values in components.items():
-            self._saturated += native.write_component(self._records, name, slots, np.ascontiguousarray(values))
+        contiguous = {name: np.ascontiguousarray(values) for name, values in components.items()}  # before anything is written
+        for name, values in contiguous.items():
+            self._saturated += native.write_component(self._records, name, slots, values)
 
     @property
     def saturated_values(self) -> int:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from shardam_proto.errors import ClientClosed, RowLimit, SchemaMismatch, UnknownTable
+from shardam_proto.errors import ClientClosed, JournalFailed, OutOfMemory, RowLimit, SchemaMismatch, ShardamError, UnknownTable
 from shardam_server.shard.clients import MAX_CLIENTS, ClientEntry, Clients, Origin, Outcome, check_client_id
 from shardam_server.shard.conditions import RowCondition, check_condition
 from shardam_server.shard.journal import change_records
 from shardam_server.shard.journal.interface import Journal, NoJournal
 from shardam_server.shard.records import Device, Int64s
 from shardam_server.shard.table import GradientSection, PreparedUpdate, RowWrite, StagedTableStep, Table
+
+logger = logging.getLogger(__name__)
 
 NO_CONDITION = RowCondition()
 """Nothing is asked of the rows that a change names."""
@@ -25,7 +28,8 @@ CLOSED_BY_HOME = b"closed by home"
 class ShardState:
     """Tables, clients and the count of changes. Changes come from the sequencer's thread alone; reads from any thread.
 
-    Every change is: validate, reserve, append to the journal, apply, which cannot fail.
+    Every change is: validate, reserve, append to the journal, apply, which cannot fail. Should it fail all the same, memory may
+    hold the change in part: the journal has it whole, this state is never read or changed again, and its shard has to end.
 
     Args:
         device: holds the records.
@@ -35,6 +39,9 @@ class ShardState:
     Attributes:
         journal: takes every change; set once the state on disk has been replayed.
         change_number: how many changes have been applied on this timeline.
+        half_applied: what went wrong while a change was applied, and what to do; empty: nothing. Set before the locks of its
+            tables are given back.
+        when_half_applied: called then, on the sequencer's thread.
     """
 
     def __init__(self, device: Device, max_rows: int = 0, max_clients: int = MAX_CLIENTS) -> None:
@@ -43,9 +50,20 @@ class ShardState:
         self.clients = Clients(max_clients)
         self.journal: Journal = NoJournal()
         self.change_number = 0
+        self.half_applied = ""
+        self.when_half_applied: Callable[[], None] = lambda: None
         self._tables_by_id: dict[int, Table] = {}
         self._tables_by_name: dict[str, Table] = {}
         self._install_lock = threading.Lock()
+
+    def check_whole(self) -> None:
+        """Refuses to read or change what may hold a change in part.
+
+        Raises:
+            JournalFailed: it may.
+        """
+        if self.half_applied:
+            raise JournalFailed(self.half_applied)
 
     # -- tables
 
@@ -204,6 +222,7 @@ class ShardState:
 
         Raises:
             ShardamError: a section is refused; no table has changed.
+            JournalFailed: it could not be journaled; or it broke off while it was applied.
         """
         updates = [section.table.prepare(section) for section in sections]
         tables = [section.table for section in sections]
@@ -222,10 +241,11 @@ class ShardState:
                     for table, step in staged:
                         table.apply(step)
                     self._device.finish()
+                    self._close_number(origin, outcome)
             except BaseException:
-                _discard(staged)
+                if not self.half_applied:
+                    _discard(staged)
                 raise
-            self._close_number(origin, outcome)
         return outcome
 
     def _stage(self, updates: Sequence[tuple[Table, PreparedUpdate]]) -> list[tuple[Table, StagedTableStep]]:
@@ -247,7 +267,7 @@ class ShardState:
             with self._journaled(change_records.close_record(self.change_number + 1, origin, outcome.steps)):
                 for table in tables:
                     table.step += 1
-            self._close_number(origin, outcome)
+                self._close_number(origin, outcome)
         return outcome
 
     def assign(
@@ -265,10 +285,11 @@ class ShardState:
             self._check_room([(table, num_new)])
             table.reserve(num_new)
             change_number = self.change_number + 1
-            with self._journaled(change_records.assign_record(change_number, origin, table, write)):
+            record = change_records.assign_record(change_number, origin, table, write)
+            with self._journaled(record, undone_by=(OutOfMemory,)):
                 num_rows = table.assign(write, change_number)
                 self._device.finish()
-            return self._close_rows(origin, num_rows)
+                return self._close_rows(origin, num_rows, change_number)
 
     def delete(
         self, table: Table, row_ids: Int64s, condition: RowCondition = NO_CONDITION, origin: Origin | None = None
@@ -280,9 +301,9 @@ class ShardState:
         """
         with self._write_locks([table]):
             check_condition(table, row_ids, condition)
-            with self._journaled(change_records.delete_record(self.change_number + 1, origin, table, row_ids)):
-                num_rows = table.delete(row_ids)
-            return self._close_rows(origin, num_rows)
+            change_number = self.change_number + 1
+            with self._journaled(change_records.delete_record(change_number, origin, table, row_ids)):
+                return self._close_rows(origin, table.delete(row_ids), change_number)
 
     def clear_moments(
         self, table: Table, row_ids: Int64s, condition: RowCondition = NO_CONDITION, origin: Origin | None = None
@@ -295,13 +316,14 @@ class ShardState:
         with self._write_locks([table]):
             check_condition(table, row_ids, condition)
             change_number = self.change_number + 1
-            with self._journaled(change_records.clear_moments_record(change_number, origin, table, row_ids)):
+            record = change_records.clear_moments_record(change_number, origin, table, row_ids)
+            with self._journaled(record, undone_by=(OutOfMemory,)):
                 num_rows = table.clear_moments(row_ids, change_number)
                 self._device.finish()
-            return self._close_rows(origin, num_rows)
+                return self._close_rows(origin, num_rows, change_number)
 
-    def _close_rows(self, origin: Origin | None, num_rows: int) -> Outcome:
-        outcome = Outcome(num_rows=num_rows, change_number=self.change_number)
+    def _close_rows(self, origin: Origin | None, num_rows: int, change_number: int) -> Outcome:
+        outcome = Outcome(num_rows=num_rows, change_number=change_number)
         self._close_number(origin, outcome)
         return outcome
 
@@ -311,15 +333,30 @@ class ShardState:
             entry.record(origin.number, origin.digest, outcome)
 
     @contextlib.contextmanager
-    def _journaled(self, change: change_records.Change) -> Iterator[None]:
-        """Counts a change and has it in the journal before the block applies it; if the block fails, it is in neither."""
+    def _journaled(self, change: change_records.Change, *, undone_by: tuple[type[ShardamError], ...] = ()) -> Iterator[None]:
+        """Counts a change, and has it in the journal before the block applies it.
+
+        Args:
+            change: its record.
+            undone_by: what the block raises where it has changed nothing; the change is taken back from the journal then.
+
+        Raises:
+            JournalFailed: the block failed otherwise; the change stays in the journal, since a part of it may be in memory.
+        """
+        self.check_whole()
         record, arrays = change
         self.journal.append(record, arrays)
         try:
             yield
-        except BaseException:
+        except undone_by:
             self.journal.retract()
             raise
+        except BaseException as error:
+            why = f"change {record.change_number} could not be applied in memory ({type(error).__name__}: {error})"
+            logger.critical("%s", why, exc_info=True)
+            self.half_applied = self.journal.fail(why)
+            self.when_half_applied()
+            raise JournalFailed(self.half_applied) from error
         self.change_number = record.change_number
 
     def _check_room(self, new_rows: Sequence[tuple[Table, int]]) -> None:
@@ -355,13 +392,3 @@ class ShardState:
 def _discard(staged: Sequence[tuple[Table, StagedTableStep]]) -> None:
     for table, step in staged:
         table.discard(step)
-
-
-@contextlib.contextmanager
-def read_locks(tables: Iterable[Table]) -> Iterator[None]:
-    """Holds tables for reading, so that a read sees each between whole changes."""
-    unique = {table.table_id: table for table in tables}
-    with contextlib.ExitStack() as stack:
-        for table_id in sorted(unique):
-            stack.enter_context(unique[table_id].lock.read())
-        yield

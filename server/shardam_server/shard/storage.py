@@ -185,7 +185,7 @@ class RowStorage:
         except MemoryError as error:
             self.delete(new_ids)
             raise self._out_of_memory(f"a step of {slots.size} rows", error) from error
-        except JournalDamaged:
+        except BaseException:
             self.delete(new_ids)
             raise
         return StagedUpdate(slots, new_ids, row_steps, values, on_device)
@@ -244,6 +244,9 @@ class RowStorage:
         except MemoryError as error:
             self.delete(new_ids)
             raise self._out_of_memory(f"{new_ids.size} new rows", error) from error
+        except BaseException:
+            self.delete(new_ids)
+            raise
         self._touched_steps[new_slots] = 0
         self._change_numbers[new_slots] = 0
         if self._counts_row_steps:

@@ -5,7 +5,9 @@ A change is checked and merged before the table's lock is taken, room is reserve
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -337,6 +339,16 @@ class Table:
         """Returns a page of existing rows in index order, and the key of the next page or None."""
         row_ids, next_key = self.storage.scan(from_key, max_rows)
         return self.read(row_ids, include_optimizer=include_optimizer), next_key
+
+
+@contextlib.contextmanager
+def read_locks(tables: Iterable[Table]) -> Iterator[None]:
+    """Holds tables for reading, so that a read sees each between whole changes."""
+    unique = {table.table_id: table for table in tables}
+    with contextlib.ExitStack() as stack:
+        for table_id in sorted(unique):
+            stack.enter_context(unique[table_id].lock.read())
+        yield
 
 
 def _some(row_ids: Int64s) -> str:

@@ -39,6 +39,7 @@ from shardam_server.shard.streams import Streams
 from shardam_server.shard.table import table_from_info
 from shardam_server.shard.tenure import Tenure
 from shardam_testing.raw_client import RawClient
+from shardam_testing.waiting import wait_for
 
 T = TypeVar("T")
 
@@ -135,6 +136,10 @@ class HeldShard:
             if opened:
                 client.open()
             yield client
+
+    def wait_for_reads(self, count: int) -> None:
+        """Waits until so many reads were let in and have not ended."""
+        wait_for("reads to be let in", lambda: self.shard.sequencer._num_reads == count)
 
     @contextlib.contextmanager
     def held_changes(self) -> Iterator[None]:

@@ -113,6 +113,7 @@ class Shards:
     count: int
     cluster: str = "test"
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    module: str = "shardam_server"
     processes: list[ShardProcess] = dataclasses.field(default_factory=list)
 
     def start(self, index: int, **flags: str) -> ShardProcess:
@@ -124,7 +125,7 @@ class Shards:
         environment = clean_environment(SHARDAM_REDIS=self.valkey.url, **self.environment)
         with log.open("wb") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-m", "shardam_server", "shard", *arguments],
+                [sys.executable, "-m", self.module, "shard", *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
@@ -157,11 +158,13 @@ class Shards:
 
 
 @contextlib.contextmanager
-def running_shards(folder: Path, count: int = 1, *, token: str | None = None, **flags: str) -> Iterator[Shards]:
+def running_shards(
+    folder: Path, count: int = 1, *, token: str | None = None, module: str = "shardam_server", **flags: str
+) -> Iterator[Shards]:
     """Starts Valkey and shards, and waits until they serve."""
     environment = {} if token is None else {"SHARDAM_TOKEN": token}
     with running_valkey() as valkey:
-        shards = Shards(valkey, folder, count, environment=environment)
+        shards = Shards(valkey, folder, count, environment=environment, module=module)
         try:
             for index in range(count):
                 shards.start(index, **flags)

@@ -42,6 +42,9 @@ class MemoryJournal(NoJournal):
     def retract(self) -> None:
         self.frames.pop()
 
+    def fail(self, why: str) -> str:
+        return f"{why}; start the shard again"
+
     def records(self) -> list[Record]:
         return [(journal_pb2.JournalRecord.FromString(message), data) for message, data in self.frames]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,11 +14,14 @@ from shardam_testing.scripted_client import ScriptedClient, pushed, scripted_cli
 from shardam_testing.scripted_shards import INFO, ScriptedShard, view_of
 from shardam_testing.waiting import wait_for
 
-from shardam._backoff import Deadline
+from shardam._backoff import MAX_HURRIES, Backoff, Deadline
 from shardam._discovery import wait_for_cluster
+from shardam._link import ShardLink
 from shardam._reads import read_weights
 from shardam.errors import BadToken, ClientClosed, ShardLost, ShardNotReady, ShardUnreachable, WrongCluster
+from shardam_proto.errors import StaleState
 from shardam_proto.registry import ClusterEntry, ClusterView, Keys
+from shardam_proto.v1 import embedding_pb2
 
 
 @pytest.fixture
@@ -25,6 +29,31 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedClient]:
     with scripted_client(2) as client:
         monkeypatch.setattr("shardam._recovery.read_cluster", lambda *_: view_of(client.shards))
         yield client
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Notes how long whoever tries again waits each time."""
+    noted: list[float] = []
+    actual = Backoff.next_s
+
+    def next_s(backoff: Backoff, *, hurry: bool = False) -> float:
+        noted.append(actual(backoff, hurry=hurry))
+        return noted[-1]
+
+    monkeypatch.setattr(Backoff, "next_s", next_s)
+    return noted
+
+
+@contextlib.contextmanager
+def running_shard(index: int) -> Iterator[ScriptedShard]:
+    """Starts one more shard."""
+    shard = ScriptedShard(index)
+    shard.start()
+    try:
+        yield shard
+    finally:
+        shard.stop()
 
 
 def port_of(shard: ScriptedShard) -> int:
@@ -112,6 +141,86 @@ def test_a_new_process_that_is_registered_is_reached_over_a_new_channel(client: 
     shard.start(port)
     client.pusher.flush()
     assert client.endings() == [pushed(1, 2)] * 2
+
+
+@pytest.mark.case("C100")
+def test_a_shard_that_is_registered_as_ready_again_is_used_without_a_wait_by_changes_and_reads(
+    client: ScriptedClient, waits: list[float]
+) -> None:
+    for call in (lambda: client.push(1), lambda: read_weights(client.session, [(INFO, client.ids_of(1))])):
+        client.push(1)
+        shard = client.shards[1]
+        shard.stop()
+        shard.restart()
+        shard.start()
+        waits.clear()
+        call()
+        assert set(waits) == {0.0}
+    assert client.endings() == [pushed(1, 2, 3)] * 2
+
+
+@pytest.mark.case("C100")
+def test_a_shard_that_is_registered_but_not_ready_yet_is_given_time(
+    client: ScriptedClient, monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    client.push(1)
+    shard = client.shards[1]
+    view = view_of(client.shards)
+    monkeypatch.setattr("shardam._recovery.read_cluster", lambda *_: view)
+    shard.stop()
+    shard.restart()
+    view.shards[1] = shard.entry(ready=False)
+    client.queue(1)
+    wait_for("some waits", lambda: len(waits) >= 4)
+    assert 0.0 not in waits
+    shard.start()
+    view.shards[1] = shard.entry()
+    client.pusher.flush()
+    assert client.endings() == [pushed(1, 2)] * 2
+
+
+def test_two_processes_that_contend_for_a_shard_are_not_asked_in_a_hurry_for_ever(
+    client: ScriptedClient, monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    shard = client.shards[1]
+    shard.faults.extend([StaleState("another life", reason="NEW_INCARNATION")] * 1000)
+    numbers = itertools.count(100)
+    actual = client.session.open
+
+    def opened(link: ShardLink, timeout_s: float) -> embedding_pb2.OpenResponse:
+        answer = actual(link, timeout_s)
+        answer.header.incarnation = shard.incarnation = next(numbers)
+        return answer
+
+    monkeypatch.setattr(client.session, "open", opened)
+    client.queue(1)
+    wait_for("some waits", lambda: len(waits) >= 10)
+    runs = [len(list(run)) for hurries, run in itertools.groupby(waits, lambda wait_s: wait_s == 0.0) if hurries]
+    assert max(runs) == MAX_HURRIES
+    shard.faults.clear()
+    client.pusher.flush()
+
+
+def test_a_shard_that_is_not_ready_and_was_replaced_without_knowing_it_is_left_for_the_one_in_its_place(
+    client: ScriptedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.push(1)
+    suspended = client.shards[1]
+    suspended.faults.extend([ShardNotReady("suspended until its name is confirmed")] * 1000)
+    client.queue(1)
+    wait_for("some tries", lambda: suspended.fired["ShardNotReady"] >= 2)
+    with running_shard(1) as successor:
+        successor.restart()
+        with suspended.lock:
+            successor.last, successor.outcomes = suspended.last, dict(suspended.outcomes)
+        view = view_of([client.shards[0], successor])
+        monkeypatch.setattr("shardam._recovery.read_cluster", lambda *_: view)
+        client.pusher.flush()
+        read_weights(client.session, [(INFO, client.ids_of(1))])
+        assert client.session.links[1].address == successor.address
+        assert (suspended.closed, successor.closed) == (pushed(1), pushed(2))
+        client.pusher.close()
+        client.session.close()
 
 
 def test_a_connection_on_which_nothing_is_heard_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

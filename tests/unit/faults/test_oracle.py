@@ -35,6 +35,9 @@ class MemoryJournal:
     def retract(self) -> None:
         self.records.pop()
 
+    def fail(self, why: str) -> str:
+        return why
+
     async def durable(self) -> None: ...
 
 

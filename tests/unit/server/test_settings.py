@@ -184,6 +184,34 @@ def test_a_journal_without_a_folder_is_refused_with_the_flag(journal: str) -> No
         UpSettings.model_validate({"data_dir": "none", "journal": journal})
 
 
+IGNORED = {"on_journal_full": "refuse", "journal_limit_mib": "9", "truncate_journal": "true"}
+"""Settings of a journal, each with a value that would do nothing without a folder."""
+
+
+@pytest.mark.parametrize("source", ["flag", "environment"])
+@pytest.mark.parametrize("field", IGNORED)
+def test_what_would_do_nothing_without_a_folder_is_refused_with_its_names(
+    monkeypatch: pytest.MonkeyPatch, field: str, source: str
+) -> None:
+    given = {field: IGNORED[field]}
+    if source == "environment":
+        monkeypatch.setenv(f"SHARDAM_{field.upper()}", given.pop(field))
+    flag = "--" + field.replace("_", "-")
+    message = rf"without --data-dir there is no journal, so {flag} \(SHARDAM_{field.upper()}\) would do nothing: name a folder"
+    with pytest.raises(ValidationError, match=message):
+        make_shard(**given)
+    with pytest.raises(ValidationError, match=message):
+        UpSettings.model_validate({"data_dir": "none", **given})
+    UpSettings.model_validate(given)
+    make_shard(data_dir="/rows", **given)
+
+
+def test_what_changes_nothing_is_taken_without_a_folder() -> None:
+    assert not make_shard(truncate_journal="false").truncate_journal
+    with pytest.raises(ValidationError, match=r"--on-journal-full .* and --journal-limit-mib .* would do nothing"):
+        make_shard(on_journal_full="suspend", journal_limit_mib="1024")
+
+
 def test_up_takes_every_setting_of_a_shards_state() -> None:
     of_state = set(StateSettings.model_fields) - set(CommonSettings.model_fields)
     assert of_state <= set(UpSettings.model_fields)

@@ -12,8 +12,8 @@ from shardam_proto.v1 import common_pb2, journal_pb2
 from shardam_server.shard.clients import ClientEntry
 from shardam_server.shard.journal.interface import Arrays
 from shardam_server.shard.option_messages import encode_options
-from shardam_server.shard.state import ShardState, read_locks
-from shardam_server.shard.table import Table
+from shardam_server.shard.state import ShardState
+from shardam_server.shard.table import Table, read_locks
 
 CHUNK_BYTES = 4 * 2**20
 """Bytes of rows in one record of a base: what reading one back holds in memory, and large beside a record's own cost."""

@@ -95,14 +95,14 @@ class BaseWriter:
         self._base_bytes = 0 if base is None else (folder.path / base).stat().st_size
 
     def is_needed(self) -> bool:
-        """Returns whether a base is to be written now: the journal is too large, or suspended, and there is room."""
-        if self._options.mode == "off" or time.monotonic() < self._next_try:
+        """Returns whether a base is to be written now: the journal is too large, or lags behind, and there is room."""
+        if self._options.mode == "off" or self._state.half_applied or time.monotonic() < self._next_try:
             return False
         journal = self._journal
-        suspended = journal.state == shard_pb2.JOURNAL_STATE_SUSPENDED
+        lags = not self._folder.require_current().complete
         # Waiting for a journal as large as the last base keeps the bytes of bases below those of the journal.
         too_large = journal.size_bytes > max(self._options.limit_bytes, self._base_bytes)
-        if journal.state == shard_pb2.JOURNAL_STATE_FAILED or not (suspended or too_large):
+        if not lags and (journal.state == shard_pb2.JOURNAL_STATE_FAILED or not too_large):
             return False
         return self._has_room()
 
@@ -122,11 +122,13 @@ class BaseWriter:
         """Copies the state and lets the journal go on in a new file; on the sequencer's thread.
 
         Raises:
-            BaseFailed: there is no room for one of them.
+            BaseFailed: there is no room for one of them, or the state is of no use.
         """
         started, folder, journal = time.monotonic(), self._folder, self._journal
-        number = max(list_journal_files(folder.path), default=0) + 1
+        if self._state.half_applied:
+            raise BaseFailed("the state in memory has a change in part")
         try:
+            number = max(list_journal_files(folder.path), default=0) + 1
             file = folder.create_journal(folder.require_current(), number, journal.sequence, self._state.change_number)
         except OSError as error:
             raise BaseFailed(str(error)) from error

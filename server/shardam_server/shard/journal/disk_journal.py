@@ -19,11 +19,21 @@ logger = logging.getLogger(__name__)
 
 START_AGAIN = "start the shard again: it comes back with every change that was acknowledged"
 
+STOP_IT = (
+    "what was acknowledged without the journal is in memory only: make space and stop the shard with SIGTERM, and it writes a "
+    "base; if it is killed, that is lost, and it starts with --truncate-journal only"
+)
+
+TRUNCATE = (
+    "what was acknowledged without the journal is lost: start the shard with --truncate-journal, and it comes back as of the "
+    "last change in its files"
+)
+
 
 class DiskJournal:
     """A shard's journal (PROTOCOL.md, section 7).
 
-    `append` and `retract` run on the sequencer's thread, `durable` on the event loop, the rest on any thread.
+    `append`, `retract` and `fail` run on the sequencer's thread, `durable` on the event loop, the rest on any thread.
 
     Args:
         options: how changes are kept.
@@ -32,6 +42,7 @@ class DiskJournal:
         older_bytes: bytes of the files before it since the base.
         kept_change: the last change that the files hold already.
         mark_incomplete: notes on the disk that the files lag behind the state; raises OSError.
+        is_complete: returns whether they do not.
         discard: closes and removes a file that is of no use.
 
     Attributes:
@@ -50,10 +61,12 @@ class DiskJournal:
         older_bytes: int,
         kept_change: int,
         mark_incomplete: Callable[[], None],
+        is_complete: Callable[[], bool],
         discard: Callable[[JournalFile], None],
     ) -> None:
         self._options = options
         self._mark_incomplete = mark_incomplete
+        self._is_complete = is_complete
         self._discard = discard
         self._lock = threading.Lock()
         self._file = file
@@ -65,6 +78,8 @@ class DiskJournal:
         self._suspensions = 0
         self._last_change = kept_change
         self.kept_change = kept_change
+        self._failure = ""
+        self._half_applied = False
         self.state: shard_pb2.JournalState.ValueType = shard_pb2.JOURNAL_STATE_OK
         self.problem = ""
         self._commit = GroupCommit(self._sync, self._fail_sync) if options.mode == "fsync" else None
@@ -102,7 +117,7 @@ class DiskJournal:
         self._note_write()
 
     def retract(self) -> None:
-        """Cuts the last appended change off again.
+        """Cuts the last appended change off again, unless it was dropped meanwhile with a base that could not be written.
 
         Raises:
             JournalFailed: it could not be cut off; the journal takes no more changes.
@@ -119,6 +134,13 @@ class DiskJournal:
             self._last_change -= 1
             self.kept_change = min(self.kept_change, self._last_change)
         self._note_write()
+
+    def fail(self, why: str) -> str:
+        """Takes no more changes, because the last appended one may be in memory in part; it stays for a replay."""
+        with self._lock:
+            self._half_applied = True
+            self._set_failed(why)
+            return self.problem
 
     async def durable(self) -> None:
         """Waits, in mode fsync, until every change appended so far is on the disk.
@@ -149,12 +171,16 @@ class DiskJournal:
     def switch(self, file: JournalFile) -> None:
         """Goes on in a new file whose header is written; on the sequencer's thread.
 
+        A failed journal does so only for a base that holds what no file has, and takes no changes after it either.
+
         Raises:
-            JournalFailed: what the old file holds may not be on the disk; or it failed before.
+            JournalFailed: what the old file holds may not be on the disk; or it failed before, and no base is of use.
         """
         with self._lock:
-            self._check()
-            if self._commit is not None:
+            rescues = self.state == shard_pb2.JOURNAL_STATE_FAILED and not self._half_applied and not self._is_complete()
+            if not rescues:
+                self._check()
+            if self._commit is not None and not rescues:
                 try:
                     self._file.sync()
                 except OSError as error:
@@ -164,7 +190,7 @@ class DiskJournal:
             self._file = file
             self._sequence += 1
             self._last_start = None
-            if self.state == shard_pb2.JOURNAL_STATE_SUSPENDED:
+            if rescues or self.state == shard_pb2.JOURNAL_STATE_SUSPENDED:
                 self._unfounded = True
                 self._keeps = True
 
@@ -187,6 +213,8 @@ class DiskJournal:
             if self.state == shard_pb2.JOURNAL_STATE_SUSPENDED:
                 logger.warning("the journal goes on: a new base holds every change that was made without it")
                 self.state, self.problem = shard_pb2.JOURNAL_STATE_OK, ""
+            elif self.state == shard_pb2.JOURNAL_STATE_FAILED:
+                self.problem = self._describe_failure()  # another remedy holds now
             return True
 
     def abandon(self, suspensions: int) -> None:
@@ -249,15 +277,25 @@ class DiskJournal:
         self._keeps = False
         self._unfounded = False
         self._last_change = self.kept_change
+        self._last_start = None  # the file that it counts in is gone
         self._discard(self._file)
         self._file.size_bytes = 0
 
     def _fail(self, why: str) -> JournalFailed:
         if self.state != shard_pb2.JOURNAL_STATE_FAILED:
-            self.problem = f"{why}; no more changes are taken: {START_AGAIN}"
-            self.state = shard_pb2.JOURNAL_STATE_FAILED
-            logger.error("the journal failed: %s", self.problem)
+            self._set_failed(why)
         return JournalFailed(self.problem)
+
+    def _set_failed(self, why: str) -> None:
+        self._failure = why
+        self.state, self.problem = shard_pb2.JOURNAL_STATE_FAILED, self._describe_failure()
+        logger.error("the journal failed: %s", self.problem)
+
+    def _describe_failure(self) -> str:
+        """Says what happened and what is to be done, which depends on where the changes are that were acknowledged."""
+        if self._half_applied:
+            return f"{self._failure}; nothing is read or changed any more: {START_AGAIN if self._is_complete() else TRUNCATE}"
+        return f"{self._failure}; no more changes are taken: {START_AGAIN if self._is_complete() else STOP_IT}"
 
     # -- fsync
 

@@ -13,7 +13,14 @@ import threading
 from pathlib import Path
 
 from shardam_server.shard.journal.current import Current
-from shardam_server.shard.journal.file_names import CURRENT, INCOMPLETE, file_header, journal_name, list_unneeded
+from shardam_server.shard.journal.file_names import (
+    CURRENT,
+    INCOMPLETE,
+    file_header,
+    journal_name,
+    list_journal_files,
+    list_unneeded,
+)
 from shardam_server.shard.journal.file_operations import FileOperations
 from shardam_server.shard.journal.frames import JOURNAL_MAGIC, encode_frame, encode_preamble
 from shardam_server.shard.journal.journal_file import CutBackFailed, JournalFile
@@ -99,6 +106,21 @@ class ShardFolder:
             raise _as_os_error(error) from error
         return file
 
+    def sync_journals(self) -> None:
+        """Waits until the journal files are on the disk, where nobody has waited for that before; says so where it fails."""
+        try:
+            first = self.require_current().first_file
+            for number, path in list_journal_files(self.path).items():
+                if number < first:
+                    continue
+                descriptor = self.operations.open(path)
+                try:
+                    self.operations.sync(descriptor)
+                finally:
+                    self.operations.close(descriptor)
+        except OSError as error:
+            logger.error("%s may not be on the disk (%s): a power loss may cost changes", self.path, error)
+
     def discard(self, file: JournalFile) -> None:
         """Closes and removes a file that CURRENT does not name; one that cannot be removed is passed over at recovery."""
         file.close()
@@ -108,7 +130,12 @@ class ShardFolder:
     def remove_unneeded(self) -> None:
         """Removes files that CURRENT does not need; those that cannot be removed stay until the next time."""
         with self._lock:
-            for path in list_unneeded(self.path, self.require_current()):
+            try:
+                unneeded = list_unneeded(self.path, self.require_current())
+            except OSError as error:
+                logger.warning("%s cannot be listed, so files that are not needed any more stay: %s", self.path, error)
+                return
+            for path in unneeded:
                 try:
                     self.operations.remove(path)
                 except OSError as error:

@@ -27,10 +27,21 @@ class Journal(Protocol):
         ...
 
     def retract(self) -> None:
-        """Takes the last appended change back, because it could not be applied.
+        """Takes the last appended change back, because it could not be applied and memory is as it was.
 
         Raises:
             JournalFailed: it could not be taken back; the journal takes no more changes.
+        """
+        ...
+
+    def fail(self, why: str) -> str:
+        """Takes no more changes, because the last appended one may be in memory in part; it stays for a replay.
+
+        Args:
+            why: what happened.
+
+        Returns:
+            That, and what becomes of the state and is to be done.
         """
         ...
 
@@ -51,6 +62,13 @@ class NoJournal:
 
     def retract(self) -> None:
         """Does nothing."""
+
+    def fail(self, why: str) -> str:
+        """Says what is left: nothing."""
+        return (
+            f"{why}; nothing is read or changed any more, and no file has the rows: the shard ends, and is LOST when it is "
+            "started again"
+        )
 
     async def durable(self) -> None:
         """Promises nothing."""

@@ -15,6 +15,9 @@ from shardam_server.shard.journal.replay import Replay
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import MakeRecords
 
+COPIES = "A copy of the folder helps only if nothing has changed since it was made: with an older one the shard is LOST"
+"""What cannot be read is not made good by going back behind what workers have been told."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
@@ -93,9 +96,9 @@ def _read_base(folder: Path, current: Current, state: ShardState, make_records: 
         BaseReader(state, make_records).read(path, current)
     except FileDamaged as error:
         raise JournalDamaged(
-            f"{error.message}. All rows of the shard begin with this file, so nothing can be kept: put {folder} back from a "
-            "copy; or move it away, start the shard, which is then LOST, and give its rows up with `shardam forget-shard "
-            f"--index {current.shard}`",
+            f"{error.message}. All rows of the shard begin with this file, so nothing can be kept: move {folder} away, start "
+            f"the shard, which is then LOST, and give its rows up with `shardam forget-shard --index {current.shard}`. "
+            f"{COPIES}",
             metadata=error.metadata,
         ) from error
 
@@ -121,7 +124,7 @@ def _replay(reader: JournalReader, replay: Replay, state: ShardState, *, truncat
         )
         if not truncate:
             raise JournalDamaged(
-                f"{what}. Put the folder back from a copy, or start with --truncate-journal, which cuts the journal there",
+                f"{what}. --truncate-journal starts the shard and cuts the journal there. {COPIES}",
                 metadata={**error.metadata, "change_number": str(state.change_number), "lost_bytes": str(num_bytes)},
             ) from error
         return what

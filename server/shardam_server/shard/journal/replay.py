@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardam_kernels.factors import Factors
-from shardam_proto.errors import JournalDamaged, OutOfMemory, ShardamError
+from shardam_proto.errors import JournalDamaged, JournalFailed, OutOfMemory, ShardamError
 from shardam_proto.v1 import journal_pb2
 from shardam_server.shard.clients import Origin
 from shardam_server.shard.option_messages import decode_options
@@ -96,6 +96,7 @@ class Replay:
 
         Raises:
             JournalDamaged: it does not follow from the state before it, which is as it was.
+            JournalFailed: it broke off while it was applied; the state is of no use, and another start may do better.
             OutOfMemory: this machine has less room than the one that wrote it.
         """
         state, kind = self._state, record.WhichOneof("change")
@@ -109,7 +110,7 @@ class Replay:
             change = self._ways[kind](record, arrays, origin)
             arrays.finish()
             change()
-        except (JournalDamaged, OutOfMemory):
+        except (JournalDamaged, JournalFailed, OutOfMemory):
             raise
         except ShardamError as error:
             raise JournalDamaged(

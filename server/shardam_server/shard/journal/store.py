@@ -227,6 +227,7 @@ class StateStore:
             older_bytes=older_bytes,
             kept_change=kept_change,
             mark_incomplete=lambda: folder.mark(complete=False),
+            is_complete=lambda: folder.require_current().complete,
             discard=folder.discard,
         )
         self._bases = BaseWriter(folder, self._journal, state, self._options)
@@ -287,14 +288,18 @@ class StateStore:
     def close(self) -> None:
         """Makes everything durable and gives the folder back; after the sequencer has ended.
 
-        A journal that is off or suspended ends with a base, so that a drained shard loses nothing.
+        Where changes are in memory only (the journal is off, suspended, or failed after that) it ends with a base, so that a
+        drained shard loses nothing.
         """
         journal, bases = self._journal, self._bases
         if journal is not None and bases is not None:
             bases.finish()
-            lags = not self._folder.require_current().complete and journal.state != shard_pb2.JOURNAL_STATE_FAILED
-            if lags and bases.write_now() is None:
-                logger.error("%s: the state ends incomplete, as of its last base", bases.problem)
+            if not self._folder.require_current().complete and bases.write_now() is None:
+                logger.error(
+                    "%s: the state ends incomplete, without what was acknowledged since its journal ended", bases.problem
+                )
+            if self._options.mode == "write":
+                self._folder.sync_journals()
             journal.end()
         self.release()
 

@@ -194,6 +194,7 @@ class ExchangeStream:
             held_bytes = message.ByteSize() + self._work.pulls.answer_bytes(message.pull)
             self._start(dataclasses.replace(asked, held_bytes=held_bytes), self._pull(message.pull))
         else:
+            self._chunks.give_way(header)
             self._start(asked, self._change(lambda: self._work.apply(message, asked.request_id), message.ByteSize()))
 
     def _admit_chunk(self, push: embedding_pb2.PushRequest, asked: _Asked) -> None:

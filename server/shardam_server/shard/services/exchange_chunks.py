@@ -1,4 +1,8 @@
-"""The chunked part that one stream has open, and what is left of one that was refused."""
+"""The chunked part that one stream has open, and what is left of one that was refused.
+
+A client may stop between two chunks: an earlier try of the part was answered. So a part also ends when its client
+goes on to another change; it is then refused as what may be sent again.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,11 @@ class StreamChunks:
         """Whether a chunk follows others of a part that was refused: it has its answer. Chunk 0 begins anew."""
         return bool(header.chunk_index) and header.request_id == self._refused_id
 
+    def give_way(self, header: common_pb2.RequestHeader) -> None:
+        """Refuses the open part before another change of its client: a client's changes come one after the other."""
+        if self._part is not None and self._part.head.header.client_id == header.client_id:
+            self._replace(header)
+
     def take(self, chunk: embedding_pb2.PushRequest, arrived: float) -> ChunkedPart | None:
         """Takes the next chunk; returns the part if it is whole, then without its reservation.
 
@@ -52,6 +61,7 @@ class StreamChunks:
         if part is None or header.request_id != part.head.header.request_id:
             part = self._open(chunk, arrived)
         if not part.add(chunk):
+            self._wait_for_next(header.budget_s)
             return None
         self.drop()
         return part
@@ -62,20 +72,31 @@ class StreamChunks:
             raise BadOption(
                 f"chunk {header.chunk_index} of {header.num_chunks} has no chunk 0 before it; send the part again from chunk 0"
             )
-        if self._part is not None:
-            raise BadOption(
-                f"request {self._part.head.header.request_id} still arrives in chunks; a client sends one such part at a time"
-            )
+        self._replace(header)
         sizes = self._pushes.check_first_chunk(chunk)
         self._part = self._open_parts.open(chunk, sizes, self.refuse, arrived)
-        self._refused_id = 0
-        if header.budget_s:
-            late = ShardUnreachable(
-                f"the part's chunks did not all come within its budget of {header.budget_s:g} s; send it again",
-                metadata={"budget_s": str(header.budget_s)},
-            )
-            self._deadline = asyncio.get_running_loop().call_later(header.budget_s, self.refuse, late)
+        if self._refused_id == header.request_id:
+            self._refused_id = 0
         return self._part
+
+    def _wait_for_next(self, budget_s: float) -> None:
+        """Refuses the open part if its next chunk stays away for its budget; a large part on a slow line may take longer."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if budget_s:
+            late = ShardUnreachable(
+                f"the part's next chunk did not come within its budget of {budget_s:g} s; send it again",
+                metadata={"budget_s": str(budget_s)},
+            )
+            self._deadline = asyncio.get_running_loop().call_later(budget_s, self.refuse, late)
+
+    def _replace(self, header: common_pb2.RequestHeader) -> None:
+        """Refuses the open part, if there is one, because a request has come that its client sends after it."""
+        self.refuse(
+            ShardUnreachable(
+                f"request {header.request_id} came before the part's last chunk; send the part again, from chunk 0 to its end"
+            )
+        )
 
     def forget(self, header: common_pb2.RequestHeader) -> None:
         """Notes that a chunk was refused: its part is dropped, and chunks that follow it are passed over."""

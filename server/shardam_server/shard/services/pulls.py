@@ -50,7 +50,7 @@ class Pulls:
             ShardamError: it is refused.
         """
         tables = find_tables(self._shard.state, request.sections)
-        return await read_tables(self._shard.sequencer, tables, lambda: self._read(tables, request, on_stream))
+        return await read_tables(self._shard, tables, lambda: self._read(tables, request, on_stream))
 
     def _read(self, tables: list[Table], request: embedding_pb2.PullRequest, on_stream: bool) -> bytes:
         shard = self._shard

@@ -46,7 +46,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
             batch = table.read(row_ids, include_optimizer=request.include_optimizer)
             return row_pb2.ReadRowsResponse(header=shard.header(request.header), table_step=table.step, rows=_columns(batch))
 
-        return await read_tables(shard.sequencer, [table], read)
+        return await read_tables(shard, [table], read)
 
     async def ScanRows(  # noqa: N802 - the service's name
         self,
@@ -69,7 +69,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
                 header=shard.header(request.header), table_step=table.step, rows=_columns(batch), next_key=next_key
             )
 
-        return await read_tables(shard.sequencer, [table], scan)
+        return await read_tables(shard, [table], scan)
 
     async def AssignRows(  # noqa: N802 - the service's name
         self,
