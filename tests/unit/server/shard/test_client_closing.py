@@ -9,9 +9,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from shardam_testing.shard_group import ShardGroup, running_group
+from shardam_testing.shard_states import journaled_state
 
 from shardam_proto.errors import BadOption, ClientClosed, QueueFull, ShardNotReady
-from shardam_server.shard.clients import WINDOW
+from shardam_server.shard import last_numbers
+from shardam_server.shard.clients import WINDOW, Origin
+from shardam_server.shard.last_numbers import end_all_here
 
 CLIENT = b"c" * 16
 OTHER = b"o" * 16
@@ -350,3 +353,22 @@ def test_numbers_that_no_shard_remembers_are_named_and_the_shard_is_left_as_it_i
     errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(errors) == 1
     assert f"numbers 2 to 67 of client {CLIENT.hex()} are missing on shard 1" in errors[0]
+
+
+def test_ended_clients_are_told_in_pages_that_go_on_behind_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_numbers, "PAGE_BYTES", 0)
+    state, _ = journaled_state()
+    client_ids = [b"%016d" % place for place in (3, 1, 2, 4)]
+    for client_id in client_ids:
+        state.open_client(client_id)
+    for number in (1, 2):
+        for client_id in client_ids[:3]:
+            origin = Origin(client_id, number, b"push")
+            state.run_number(origin, lambda origin=origin: state.void([], origin))  # type: ignore[misc]
+    told, after, num_pages = [], b"", 0
+    while after or not num_pages:
+        page, after = end_all_here(state, after)
+        told += [(client.client_id, client.last_number, len(client.numbers)) for client in page]
+        num_pages += 1
+    assert told == [(client_id, 2, 2) for client_id in sorted(client_ids[:3])]
+    assert (num_pages, state.clients.num_open) == (3, 0)
