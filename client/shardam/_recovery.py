@@ -109,8 +109,10 @@ def _refresh(session: Session, link: ShardLink, incarnation: int) -> bool:
     try:
         view = read_cluster(session.redis, session.keys)
     except RedisUnreachable as error:
-        logger.warning("%s; keeping the known addresses", error)
+        logger.log(logging.DEBUG if session.redis_is_away else logging.WARNING, "%s; keeping the known addresses", error)
+        session.redis_is_away = True
         return False
+    session.redis_is_away = False
     if view.entry is not None and view.entry.cluster_id != session.cluster_id:
         raise session.end_with(
             WrongCluster(

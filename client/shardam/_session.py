@@ -75,6 +75,7 @@ class Session:
         self.client_id = secrets.token_bytes(CLIENT_ID_BYTES)
         self.cluster_id = ""
         self.route_map = RouteMap(1, 1)
+        self.redis_is_away = False
         self.links: list[ShardLink] = []
         self.client_lease_s = 0.0
         self.readers: CallThreads[object]

@@ -5,11 +5,13 @@ What lies in the folder, and how it is locked and read, is the shard's.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from pathlib import Path
 
-from shardam_server.command_errors import UsageError
+from shardam_server.command_errors import CommandError, UsageError
+from shardam_server.shard.journal.file_names import LOCK
 
 FOLDER_MODE = 0o700
 """Weights and moments are their owner's alone, as the base directory specification asks for folders it makes."""
@@ -57,6 +59,28 @@ def prepare_data_dir(folder: Path) -> None:
             f"--data-dir {folder} cannot be written ({error.strerror or error}): name another folder, or keep rows in memory "
             "only with --data-dir none"
         ) from None
+
+
+def check_not_held(folder: Path, cluster: str) -> None:
+    """Refuses a folder whose shards run, so that a second cluster on it is said at once.
+
+    Args:
+        folder: the data folder.
+        cluster: the cluster's name.
+
+    Raises:
+        CommandError: a process holds the folder of a shard.
+    """
+    for path in sorted((folder / cluster).glob(f"shard-*/{LOCK}")):
+        with path.open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = lock.read().decode(errors="replace").strip() or "unknown"
+                raise CommandError(
+                    f"cluster {cluster!r} runs on {folder} already: {path.parent.name} is process {pid}. Stop it there, or "
+                    "use another --cluster or --data-dir for a second one"
+                ) from None
 
 
 def describe_durability(data_dir: Path | None, journal: str) -> str:

@@ -17,7 +17,7 @@ from shardam_server.bind import check_bind, check_port_free, free_port, join_add
 from shardam_server.child_commands import ChildCommands
 from shardam_server.children import Child, ChildSpec, Console
 from shardam_server.command_errors import CommandError, UsageError
-from shardam_server.data_folder import aftermath_of_a_kill, prepare_data_dir
+from shardam_server.data_folder import aftermath_of_a_kill, check_not_held, prepare_data_dir
 from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_stdin
 from shardam_server.logs import configure_logging, secrets_of
@@ -39,7 +39,7 @@ def run_up(settings: UpSettings) -> int:
 
     Raises:
         UsageError: the bind is refused, the data folder cannot be written, or a child cannot run with its settings.
-        CommandError: a port is taken, there is no Redis, or a child does not come up.
+        CommandError: a port is taken, the data folder is in use, there is no Redis, or a child does not come up.
         RedisUnreachable: the Redis that `--redis` names does not answer.
     """
     check_bind(settings.host, has_token=settings.token is not None, insecure=settings.insecure)
@@ -49,6 +49,7 @@ def run_up(settings: UpSettings) -> int:
     private = PrivateRedis.prepare() if settings.redis is None else None
     if settings.data_dir is not None:
         prepare_data_dir(settings.data_dir)
+        check_not_held(settings.data_dir, settings.cluster)
     configure_logging(settings, role="up")
     if private is not None and os.environ.get("SHARDAM_REDIS_URL"):
         _log.info("SHARDAM_REDIS_URL is for workers and not used here: a private Redis is started; choose another with --redis")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Protocol
 
@@ -30,6 +31,9 @@ LEAVE_WAIT_S = 1.5
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 2.0
 """Waits between two tries on a shard that fails double from the first to the longest (DESIGN.md, section 4: cap 2 s)."""
+
+ANNOUNCE_EVERY_S = 30.0
+"""A shard that is away for long is said to be so this often, however many clients wait for it."""
 
 
 class ClientCalls(Protocol):
@@ -232,7 +236,7 @@ class _Lane:
 
     async def run(self) -> None:
         """Attends to clients for ever; one that fails goes behind the others."""
-        wait_s = FIRST_WAIT_S
+        wait_s, announced = FIRST_WAIT_S, -ANNOUNCE_EVERY_S
         while True:
             await self._wake.wait()
             if not self._waiting:
@@ -244,7 +248,8 @@ class _Lane:
                 await self._attend(client_id)
                 wait_s = FIRST_WAIT_S
             except ShardamError as error:
-                if wait_s == FIRST_WAIT_S:
+                if time.monotonic() - announced >= ANNOUNCE_EVERY_S:
+                    announced = time.monotonic()
                     logger.warning("closing clients waits for shard %d: %s", self._index, error.message)
                 self.add(client_id)
                 await asyncio.sleep(wait_s)

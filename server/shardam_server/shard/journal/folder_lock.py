@@ -64,8 +64,8 @@ class FolderLock:
         except BlockingIOError as error:
             pid = os.pread(self._descriptor, _PID_BYTES, 0).decode(errors="replace").strip() or "unknown"
             raise FolderHeld(
-                f"{folder} is held by process {pid}, which may only be stopped: kill it first (kill -9 {pid}), or use another "
-                "--data-dir"
+                f"{folder} is held by process {pid}, a running shard or one that is paused. Stop it, or kill it first "
+                f"(kill -9 {pid}) if it is paused; for a second cluster use another --data-dir or --cluster"
             ) from error
         except OSError as error:
             raise FolderRefused(

@@ -70,7 +70,7 @@ def recover(folder: Path, current: Current, state: ShardState, make_records: Mak
     if not current.complete:
         lost = (
             f"{folder} holds the state up to change {state.change_number} only: the shard went on without its journal after "
-            "that (its disk was full, or --journal off) and was killed before it wrote a new base"
+            "that (its disk was full, or --journal off) and ended before it could write a new base"
         )
         if not truncate:
             raise JournalDamaged(
@@ -118,10 +118,8 @@ def _replay(reader: JournalReader, replay: Replay, state: ShardState, *, truncat
     except FileDamaged as error:
         lost = reader.lost_bytes(error)
         num_bytes, names = sum(lost.values()), ", ".join(path.name for path in lost)
-        what = (
-            f"{error.message}. Changes up to {state.change_number} can be read; the {num_bytes} bytes after them "
-            f"({names or 'none'}) would be lost"
-        )
+        after = f"the {num_bytes} bytes after them ({names})" if lost else "all changes after them"
+        what = f"{error.message}. Changes up to {state.change_number} can be read; {after} would be lost"
         if not truncate:
             raise JournalDamaged(
                 f"{what}. --truncate-journal starts the shard and cuts the journal there. {COPIES}",

@@ -94,7 +94,13 @@ class StateStore:
         try:
             current = read_current(path)
             if current is None and not holds_nothing(path):
-                raise FileDamaged(path / CURRENT, 0, "the file is missing, and other files of a state are there")
+                raise FileDamaged(
+                    path / CURRENT,
+                    0,
+                    "the file is missing, and other files of a state are there, which cannot be read without it. Put it back, "
+                    "or move the folder away: the shard is then LOST until `shardam forget-shard --index "
+                    f"{index}` gives its rows up",
+                )
             if current is not None and (current.cluster_name, current.shard) != (cluster_name, index):
                 raise FolderRefused(
                     f"{path} holds shard {current.shard} of cluster {current.cluster_name!r}, not shard {index} of "

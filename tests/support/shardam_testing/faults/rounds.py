@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -206,7 +207,10 @@ def _unexpected_end(worker: Worker, *, may_be_closed: bool) -> list[str]:
     noted = worker.noted
     if worker.killed or noted.done or (may_be_closed and noted.error.get("error") == "ClientClosed"):
         return []
-    return [f"{worker.name} ended by itself: {noted.error or worker.log_text()[-2000:]}"]
+    status = worker.process.returncode
+    if status == -signal.SIGTERM and not worker.progress.exists():
+        return []  # it was asked to end while it still loaded its modules
+    return [f"{worker.name} ended by itself with status {status}: {noted.error or worker.log_text()[-2000:]}"]
 
 
 def _compare(cluster: FaultCluster, result: RoundResult) -> None:
