@@ -32,7 +32,7 @@ from shardam._backoff import Deadline
 from shardam._forks import FORKS
 from shardam._gradient import _GRADIENTS
 from shardam.cluster import _OPEN
-from shardam.errors import ClientClosed
+from shardam.errors import ClientClosed, ShardUnreachable
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 and later
 
@@ -209,6 +209,17 @@ def test_a_scan_that_the_parent_began_is_not_gone_on_with_in_a_child(table: Tabl
 
     assert in_child(go_on) == 20
     assert sum(len(page) for page in pages) == 18
+
+
+def test_a_child_opens_no_channel_for_the_parents_client(table: Table) -> None:
+    links = table.cluster._session.links
+
+    def reach() -> None:
+        for link in links:
+            with pytest.raises(ShardUnreachable, match="is the parent's"):
+                link.stream()
+
+    in_child(reach)
 
 
 def test_a_module_is_trained_in_a_child_and_its_recorded_gradient_stays_the_parents(client: Cluster) -> None:
