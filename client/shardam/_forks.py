@@ -91,7 +91,7 @@ class Forks:
         self._changed = threading.Condition()
         self._depth = _Depth()
         self._num_forks = 0
-        self._num_inside = 0
+        self._inside: set[int | threading.Thread] = set()
         self._is_hooked = self._is_hooked_in_child = False
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
@@ -130,7 +130,7 @@ class Forks:
         with self._changed:
             if not self._depth.value:
                 self._changed.wait_for(lambda: not self._num_forks)
-                self._num_inside += 1
+                self._inside.add(threading.get_ident())
             self._depth.value += 1
         try:
             yield
@@ -143,7 +143,8 @@ class Forks:
         with self._changed:
             enters = self._depth.value > 0 or not self._num_forks
             if enters:
-                self._num_inside += not self._depth.value
+                if not self._depth.value:
+                    self._inside.add(threading.get_ident())
                 self._depth.value += 1
         try:
             yield enters
@@ -163,16 +164,15 @@ class Forks:
             try:
                 run()
             finally:
-                self._leave()
+                self._take_out(thread)
 
         thread = threading.Thread(target=run_inside, name=name, daemon=True)
         with self._changed:
-            self._num_inside += 1
+            self._inside.add(thread)
         try:
             thread.start()
         except RuntimeError:
-            with self._changed:
-                self._num_inside -= 1
+            self._take_out(thread)
             raise
         return thread
 
@@ -182,8 +182,12 @@ class Forks:
                 return  # it went in before a fork, in the parent
             self._depth.value -= 1
             if not self._depth.value:
-                self._num_inside -= 1
-                self._changed.notify_all()
+                self._take_out(threading.get_ident())
+
+    def _take_out(self, who: int | threading.Thread) -> None:
+        with self._changed:
+            self._inside.discard(who)
+            self._changed.notify_all()
 
     # -- the hooks
 
@@ -212,9 +216,9 @@ class Forks:
         if len(ended) == len(streams):  # else closing a channel could wait for ever
             for way in ways:
                 way.close_channel()
-        own = int(self._depth.value > 0)
+        own = {threading.get_ident()}  # a signal's handler may fork within a call
         with self._changed:
-            at_rest = self._changed.wait_for(lambda: self._num_inside <= own, deadline.remaining_s)
+            at_rest = self._changed.wait_for(lambda: self._inside <= own, deadline.remaining_s)
         return bool(ways or streams or not at_rest)
 
     def _after_in_parent(self) -> None:
@@ -225,7 +229,7 @@ class Forks:
     def _after_in_child(self) -> None:
         heirs = list(self._heirs)
         self._changed, self._depth = threading.Condition(), _Depth()
-        self._num_forks = self._num_inside = 0
+        self._num_forks, self._inside = 0, set()
         self._links, self._streams, self._heirs = weakref.WeakSet(), weakref.WeakSet(), weakref.WeakSet(heirs)
         self._grpc_threads = GrpcThreads()
         for heir in heirs:

@@ -5,19 +5,23 @@ A process that is copied within that moment has locks that nobody will release, 
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
 from shardam._backoff import Deadline
 
 NAMES = ("grpc", "event_engine", "lifeguard")
-"""What the names of gRPC's threads begin with, in version 1.85."""
+"""What the names of gRPC's threads begin with, in version 1.85, once they have named themselves."""
 
 POLL_S = 0.001
 """Their end takes some milliseconds."""
 
 UNCHANGED_S = 1.0
 """After a hundred times as long without one thread less, something else in this process has a channel or a server."""
+
+UNNAMED_S = 0.05
+"""A thread of gRPC names itself at once; one that has not after this long is none, but of a library that computes."""
 
 BLIND_S = 0.05
 """Waited where the system shows no threads."""
@@ -29,38 +33,42 @@ class GrpcThreads:
     """The threads of gRPC in this process, but for those that something else keeps."""
 
     def __init__(self) -> None:
-        self._kept: set[str] = set()
+        self._kept: set[int] = set()
 
     def wait_until_gone(self, deadline: Deadline) -> bool:
         """Waits until gRPC has ended its threads; False: it has not at the deadline.
 
-        Threads that do not end because something else in this process uses gRPC are not waited for again.
+        Threads that do not end because they are something else's are not waited for again.
         """
         if not _TASKS.is_dir():
             time.sleep(min(BLIND_S, deadline.remaining_s))
             return True
-        running, unchanged = _running(), Deadline(UNCHANGED_S)
-        while not running <= self._kept:
+        found, unchanged_since = self._found(), time.monotonic()
+        while found is None or found:
             if deadline.passed:
                 return False
-            if unchanged.passed:
-                self._kept = running
-                break
+            unchanged_s = time.monotonic() - unchanged_since
+            if found and unchanged_s >= (UNCHANGED_S if any(map(_is_grpc, found.values())) else UNNAMED_S):
+                self._kept.update(found)
+                return True
             time.sleep(POLL_S)
-            before, running = running, _running()
-            if running != before:
-                unchanged = Deadline(UNCHANGED_S)
+            before, found = found, self._found()
+            if found != before:
+                unchanged_since = time.monotonic()
         return True
 
+    def _found(self) -> dict[int, str] | None:
+        """Returns ids and names of threads that are neither Python's nor kept; None: one has ended meanwhile.
 
-def _running() -> set[str]:
-    """Returns the ids of gRPC's threads."""
-    found = set()
-    for task in _TASKS.iterdir():
+        That one may have started another, which this look missed.
+        """
+        known = {thread.native_id for thread in threading.enumerate()} | self._kept
         try:
-            name = (task / "comm").read_text()
+            names = {int(task.name): (task / "comm").read_text() for task in _TASKS.iterdir()}
         except OSError:
-            continue  # it has ended
-        if name.startswith(NAMES):
-            found.add(task.name)
-    return found
+            return None
+        return {task: name for task, name in names.items() if task not in known}
+
+
+def _is_grpc(name: str) -> bool:
+    return name.startswith(NAMES)

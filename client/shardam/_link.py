@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -80,6 +81,7 @@ class ShardLink:
         self._way: _Way | None = None
         self._way_lock = threading.RLock()
         self._end: ShardamError | None = None
+        self._pid = os.getpid()
 
     @property
     def peer(self) -> str:
@@ -243,6 +245,8 @@ class ShardLink:
             if self._way is None:
                 if self._end is not None:
                     raise copy_of(self._end)
+                if os.getpid() != self._pid:  # forked by a signal's handler within a call
+                    raise ShardUnreachable(f"{self.peer}: this client is the parent's", metadata={"peer": self.peer})
                 self._way = _Way(self.address)
                 FORKS.add_link(self)
             return self._way

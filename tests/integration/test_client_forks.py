@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing.context
-import multiprocessing.process
 import os
 import pickle
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 import torch
-from shardam_testing.forking import HANG_S, forked, in_child
+from shardam_testing.forking import HANG_S, Busy, forked, in_child
 from shardam_testing.process_table import is_running
 from shardam_testing.processes import Shards, clean_environment, running_shards
-from shardam_testing.pulled_rows import PulledRows, pull_and_push, queue_push
-from shardam_testing.raw_client import raw_client
-from shardam_testing.waiting import wait_for
-from torch.utils.data import DataLoader
+from shardam_testing.pulled_rows import pull_and_push, queue_push
 
 import shardam
 from shardam import AdamOptions, Cluster, Embedding, SparseAdam, Table, TableSpec
@@ -32,7 +25,7 @@ from shardam._backoff import Deadline
 from shardam._forks import FORKS
 from shardam._gradient import _GRADIENTS
 from shardam.cluster import _OPEN
-from shardam.errors import ClientClosed
+from shardam.errors import ClientClosed, ShardUnreachable
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 and later
 
@@ -61,39 +54,6 @@ def table(client: Cluster) -> Table:
 
 def client_id(cluster: Cluster) -> bytes:
     return cluster._session.client_id
-
-
-class Busy:
-    """Threads that do something over and over; an error of theirs is raised at the end."""
-
-    def __init__(self, *actions: Callable[[], object]) -> None:
-        self.counts = [0] * len(actions)
-        self._over = threading.Event()
-        self._threads = ThreadPoolExecutor(len(actions))
-        self._runs = [self._threads.submit(self._run, index, action) for index, action in enumerate(actions)]
-
-    def _run(self, index: int, action: Callable[[], object]) -> None:
-        while not self._over.is_set():
-            action()
-            self.counts[index] += 1
-
-    def wait(self, count: int) -> None:
-        """Waits until each has done it so many times, or one has failed."""
-
-        def done() -> bool:
-            return min(self.counts) >= count or any(run.done() for run in self._runs)
-
-        wait_for(f"all threads to work {count} times", done, HANG_S)
-
-    def __enter__(self) -> Busy:
-        self.wait(1)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for run in self._runs:
-            run.result(HANG_S)
-        self._threads.shutdown()
 
 
 # -- os.fork
@@ -211,6 +171,17 @@ def test_a_scan_that_the_parent_began_is_not_gone_on_with_in_a_child(table: Tabl
     assert sum(len(page) for page in pages) == 18
 
 
+def test_a_child_opens_no_channel_for_the_parents_client(table: Table) -> None:
+    links = table.cluster._session.links
+
+    def reach() -> None:
+        for link in links:
+            with pytest.raises(ShardUnreachable, match="is the parent's"):
+                link.stream()
+
+    in_child(reach)
+
+
 def test_a_module_is_trained_in_a_child_and_its_recorded_gradient_stays_the_parents(client: Cluster) -> None:
     items = Embedding(None, 2, table=next(_names), cluster=client, init=ZERO)
     sparse = SparseAdam([items], lr=0.1)
@@ -292,55 +263,6 @@ print(cluster.shards[0].pid)
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=clean_environment())
     assert (done.returncode, done.stderr) == (0, "")
     assert not is_running(int(done.stdout))
-
-
-@pytest.mark.parametrize(
-    "process_of",
-    [multiprocessing.context.ForkProcess, multiprocessing.context.SpawnProcess, multiprocessing.context.ForkServerProcess],
-)
-def test_a_process_of_multiprocessing_sends_what_it_has_queued_and_says_goodbye(
-    shards: Shards, table: Table, process_of: type[multiprocessing.process.BaseProcess]
-) -> None:
-    with raw_client(shards.view()) as reader:
-        table.pull([1])
-        before = reader.status().num_clients
-        process = process_of(target=queue_push, args=(table,))
-        process.start()
-        process.join(HANG_S)
-        assert process.exitcode == 0
-        assert table.stats().table_step == 1
-        wait_for("the client to be gone", lambda: reader.status().num_clients == before)
-
-
-# -- DataLoader
-
-
-def train(client: Cluster, features: Table, **loading: object) -> shardam.Rows:
-    """Trains a new table on rows that the loader's processes pull, for two epochs; returns what came of it."""
-    items = Embedding(None, 2, table=next(_names), cluster=client, init=shardam.init.Constant(0.5))
-    sparse = SparseAdam([items], lr=0.05)
-    loader = DataLoader(PulledRows(features, 24), batch_size=4, timeout=HANG_S if loading else 0, **loading)  # type: ignore[arg-type]  # torch checks them
-    for _ in range(2):
-        num_batches = 0
-        for row_ids, rows in loader:
-            sparse.zero_grad()
-            (items(row_ids % 5) * rows).sum().backward()
-            sparse.step()
-            num_batches += 1
-        assert num_batches == 6
-    return items.table.rows(np.arange(5))
-
-
-@pytest.mark.case("C091")
-@pytest.mark.parametrize(("method", "persistent"), [("fork", False), ("fork", True), ("spawn", True)])
-def test_workers_that_pull_give_the_bits_of_a_loader_without_workers(client: Cluster, method: str, persistent: bool) -> None:
-    features = client.create_table(TableSpec(next(_names), 2))
-    expected = train(client, features)
-    actual = train(client, features, num_workers=2, multiprocessing_context=method, persistent_workers=persistent)
-    assert expected.found.all()
-    for column in ("weight", "exp_avg", "exp_avg_sq", "step"):
-        np.testing.assert_array_equal(getattr(actual, column), getattr(expected, column))
-    pull_and_push(features)  # the parent's own client goes on
 
 
 # -- subprocess

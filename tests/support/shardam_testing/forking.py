@@ -1,4 +1,4 @@
-"""Forked children of a test's own process: what they return is handed back, and none outlives its test."""
+"""Forked children of a test's own process, none of which outlives its test, and threads that are busy meanwhile."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import os
 import pickle
 import select
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar, cast
+
+from shardam_testing.waiting import wait_for
 
 HANG_S = 60
 """Far beyond what a child takes on a busy machine."""
@@ -82,3 +86,36 @@ def in_child(action: Callable[[], T]) -> T:
     """Runs an action in a forked child and returns its result."""
     with forked(action) as child:
         return child.result()
+
+
+class Busy:
+    """Threads that do something over and over; an error of theirs is raised at the end."""
+
+    def __init__(self, *actions: Callable[[], object]) -> None:
+        self.counts = [0] * len(actions)
+        self._over = threading.Event()
+        self._threads = ThreadPoolExecutor(len(actions))
+        self._runs = [self._threads.submit(self._run, index, action) for index, action in enumerate(actions)]
+
+    def _run(self, index: int, action: Callable[[], object]) -> None:
+        while not self._over.is_set():
+            action()
+            self.counts[index] += 1
+
+    def wait(self, count: int) -> None:
+        """Waits until each has done it so many times, or one has failed."""
+
+        def done() -> bool:
+            return min(self.counts) >= count or any(run.done() for run in self._runs)
+
+        wait_for(f"all threads to work {count} times", done, HANG_S)
+
+    def __enter__(self) -> Busy:
+        self.wait(1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for run in self._runs:
+            run.result(HANG_S)
+        self._threads.shutdown()
