@@ -56,12 +56,13 @@ class Stage:
     folder: str
     options: tuple[str, ...] = ()
     pattern: str = "test_*.py"
-    exclude: str = "conftest.py"
+    exclude: tuple[str, ...] = ()
 
     def files(self) -> list[str]:
         """Returns the stage's test files."""
         root = ROOT / "tests" / self.folder
-        return sorted(str(path) for path in set(root.rglob(self.pattern)) - set(root.rglob(self.exclude)))
+        others = {path for pattern in self.exclude for path in root.rglob(pattern)}
+        return sorted(str(path) for path in set(root.rglob(self.pattern)) - others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,17 +92,27 @@ class Outcome:
 
 
 STAGES = (
-    Stage("unit", 90, "unit", PARALLEL),
+    Stage("unit", 60, "unit", PARALLEL, exclude=("client/test_*.py",)),
+    Stage("client", 60, "unit/client", PARALLEL),
     Stage("parity", 90, "parity", PARALLEL),
     Stage("triton", 200, "triton", ("-n", "2")),  # each worker keeps an interpreter of its own
-    Stage("integration", 150, "integration", PARALLEL, exclude="test_rest_*.py"),
+    Stage(
+        "integration",
+        150,
+        "integration",
+        PARALLEL,
+        exclude=("test_rest_*.py", "test_client_[fw]*.py"),
+    ),
+    Stage("forks", 90, "integration", PARALLEL, pattern="test_client_[fw]*.py"),
     Stage("transport", 120, "transport", PARALLEL),
     Stage("rest", 120, "integration", PARALLEL, pattern="test_rest_*.py"),
     Stage("demo", 90, "demo", PARALLEL),
     Stage("deploy", 120, "deploy"),  # serial: a whole stack of processes at a time
     Stage("durability", 180, "durability"),  # serial: its threads and small disks should not wait for another file's
-    Stage("fault", 180, "fault", exclude="test_exactly_once*.py"),  # serial: it kills processes and measures who notices
-    Stage("exactly-once", 180, "fault", pattern="test_exactly_once*.py"),  # serial, likewise
+    # Serial from here on: they kill processes and measure who notices.
+    Stage("fault", 180, "fault", exclude=("test_exactly_once*.py", "test_up_*.py")),
+    Stage("up-faults", 120, "fault", pattern="test_up_*.py"),
+    Stage("exactly-once", 180, "fault", pattern="test_exactly_once*.py"),
     Stage("browser", 90, "browser"),  # serial: one browser at a time is all that two cores carry
 )
 

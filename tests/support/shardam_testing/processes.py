@@ -20,6 +20,9 @@ from shardam_proto.registry import ClusterView, Keys, connect_redis, read_cluste
 from shardam_testing.state_home import fresh_state_home
 from shardam_testing.waiting import wait_for
 
+SUPPORT = Path(__file__).resolve().parents[1]
+"""Folder of the modules that tests share."""
+
 FAST = {"lease-s": "1.5", "drain-s": "5"}
 """Waits that make tests quick."""
 
@@ -123,6 +126,7 @@ class Shards:
         arguments = [part for name, value in given.items() for part in (f"--{name}", value)]
         log = self.folder / f"shard-{index}-{len(self.processes)}.log"
         environment = clean_environment(SHARDAM_REDIS=self.valkey.url, **self.environment)
+        environment["PYTHONPATH"] = str(SUPPORT)  # `module` may be one of these
         with log.open("wb") as stream:
             process = subprocess.Popen(
                 [sys.executable, "-m", self.module, "shard", *arguments],
