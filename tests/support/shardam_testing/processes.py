@@ -126,7 +126,8 @@ class Shards:
         arguments = [part for name, value in given.items() for part in (f"--{name}", value)]
         log = self.folder / f"shard-{index}-{len(self.processes)}.log"
         environment = clean_environment(SHARDAM_REDIS=self.valkey.url, **self.environment)
-        environment["PYTHONPATH"] = str(SUPPORT)  # `module` may be one of these
+        paths = [environment.get("PYTHONPATH", ""), str(SUPPORT)]  # `module` may be one of these
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         with log.open("wb") as stream:
             process = subprocess.Popen(
                 [sys.executable, "-m", self.module, "shard", *arguments],
