@@ -76,4 +76,4 @@ def test_later_stages_run_after_a_failed_one(small_tree: Path, capfd: pytest.Cap
 
 def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_tests.main(["no-such-stage"]) == 2
-    assert "stages are unit, parity" in capsys.readouterr().err
+    assert "stages are unit, client, parity" in capsys.readouterr().err
