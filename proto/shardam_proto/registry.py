@@ -132,9 +132,14 @@ class ShardEntry:
 
 def lost_shard_problem(index: int) -> str:
     """Says that a shard is LOST and what to do about it."""
+    return f"shard {index} {lost_shard_words(index)}"
+
+
+def lost_shard_words(index: int) -> str:
+    """Says the same in words that follow the shard's name."""
     return (
-        f"shard {index} is LOST: it started without the rows that the cluster knows it had. Start it with its own data folder, "
-        f"or give its rows up with `shardam forget-shard --index {index}` and train again"
+        "is LOST: it started without the rows that the cluster knows it had. Start it with its own data folder, or give its "
+        f"rows up with `shardam forget-shard --index {index}` and train again"
     )
 
 

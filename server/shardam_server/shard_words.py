@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shardam_proto.registry import lost_shard_words
 from shardam_proto.v1 import shard_pb2
 
 LOST = "lost"
@@ -53,10 +54,7 @@ def problem_of(index: int, status: shard_pb2.GetStatusResponse) -> tuple[str, st
         A reason of shardam_proto.errors, and words that follow the shard's name; None: it takes both.
     """
     if status.state == shard_pb2.SERVING_STATE_LOST:
-        return "SHARD_LOST", (
-            "is LOST: it started without the rows that the cluster knows it had; start it with its own data folder, or give "
-            f"its rows up with `shardam forget-shard --index {index}` and train again"
-        )
+        return "SHARD_LOST", lost_shard_words(index)
     if status.state == shard_pb2.SERVING_STATE_SUSPENDED:
         return "NOT_READY", (
             "is suspended: it was paused beyond half of its lease and waits until Redis confirms that its name is its own"
