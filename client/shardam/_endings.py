@@ -22,11 +22,6 @@ def ends_client(error: ShardamError) -> bool:
     return error.rule.code in _FINAL_CODES and error.reason not in _NOT_FINAL
 
 
-def is_refusal(error: ShardamError) -> bool:
-    """True: a shard has decided against a change for good; it was not applied there, and the number is open."""
-    return not error.rule.retryable and not ends_client(error)
-
-
 def copy_of(error: ShardamError) -> ShardamError:
     """Returns the same error to be raised once more: a raised one keeps what it has passed through alive."""
     return make_error(error.reason, error.message, error.metadata)

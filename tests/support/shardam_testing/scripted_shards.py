@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 
 from shardam._backoff import Deadline
-from shardam._endings import is_refusal
+from shardam._endings import ends_client
 from shardam._session import Session, SessionOptions
 from shardam._values import TableInfo
 from shardam_proto.errors import (
@@ -193,7 +193,7 @@ class ScriptedShard:
             own = self.faults_of.get(header.number)
             queue = own if own else self.faults
             fault = queue.popleft() if queue else None
-            if isinstance(fault, ShardamError) and is_refusal(fault) and not self._may_refuse(method, header.number):
+            if isinstance(fault, ShardamError) and _is_final(fault) and not self._may_refuse(method, header.number):
                 fault = None
             if fault is not None:
                 self.fired[fault if isinstance(fault, str) else type(fault).__name__] += 1
@@ -375,3 +375,8 @@ def scripted_session(
             yield session, shards
         finally:
             session.close()
+
+
+def _is_final(error: ShardamError) -> bool:
+    """True: a shard has decided against a change for good; it was not applied there, and the number is open."""
+    return not error.rule.retryable and not ends_client(error)
