@@ -160,6 +160,18 @@ class NotAMember(ShardamError):
     reason = "NOT_A_MEMBER"
 
 
+class GroupMismatch(ShardamError):
+    """Members of a group disagree: another mode, world size or reduction, a rank that is taken, other hyper-parameters."""
+
+    reason = "GROUP_MISMATCH"
+
+
+class StepTimeout(ShardamError):
+    """A step of a sync group was given up because a rank did not arrive; the message names it."""
+
+    reason = "STEP_TIMEOUT"
+
+
 class ShardLost(ShardamError):
     """A shard lost state that this client had seen acknowledged; the client neither pulls nor pushes again.
 
@@ -321,6 +333,8 @@ REASONS: Mapping[str, ReasonRule] = {
     "SEQUENCE_EXPIRED": ReasonRule(_Code.FAILED_PRECONDITION, SequenceError),
     "VERSION_MISMATCH": ReasonRule(_Code.FAILED_PRECONDITION, VersionMismatch),
     "NOT_A_MEMBER": ReasonRule(_Code.FAILED_PRECONDITION, NotAMember),
+    "GROUP_MISMATCH": ReasonRule(_Code.FAILED_PRECONDITION, GroupMismatch),
+    "STEP_TIMEOUT": ReasonRule(_Code.DEADLINE_EXCEEDED, StepTimeout),
     "SHARD_LOST": ReasonRule(_Code.FAILED_PRECONDITION, ShardLost),
     "ETAG_MISMATCH": ReasonRule(_Code.FAILED_PRECONDITION, EtagMismatch, http_status_override=412),
     "QUEUE_FULL": ReasonRule(_Code.RESOURCE_EXHAUSTED, QueueFull, retryable=True),

@@ -103,7 +103,10 @@ class RequestHeader(_message.Message):
     number: _builtins.int
     """Number of a change of this client, from 1 without gaps. Zero: not a change."""
     step: _builtins.int
-    """Step of the sender's group of workers. Zero: no group; anything else is refused until groups exist."""
+    """Step of the sender's group that the sender works on. Of a push: the step that it contributes to. In a sync group anything
+    with a step waits until the step before it is applied; in a bounded one a pull waits until no member is too far behind.
+    Zero: outside a group, or a read that never waits.
+    """
     rank: _builtins.int
     """Rank of the sender in its group. Zero without a group."""
     request_id: _builtins.int

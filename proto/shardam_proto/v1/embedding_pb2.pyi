@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from shardam_proto.v1 import common_pb2 as _common_pb2
+from shardam_proto.v1 import group_pb2 as _group_pb2
 from shardam_proto.v1 import row_pb2 as _row_pb2
 import builtins as _builtins
 import sys
@@ -104,7 +105,7 @@ class OpenResponse(_message.Message):
     """Silence after which home closes a client that opened with heartbeats, in seconds."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
-        """Header; last_number is the client's last closed number here."""
+        """Header; last_number is the client's last number that the shard has taken: closed, or staged for a step of its group."""
 
     def __init__(
         self,
@@ -209,10 +210,13 @@ class PushRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     SECTIONS_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    CONTRIBUTION_FIELD_NUMBER: _builtins.int
     ROW_IDS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
     """Bytes of row_ids and rows over all chunks, reserved when chunk 0 arrives. In chunk 0 only; zero without chunks."""
+    contribution: _group_pb2.ContributionKind.ValueType
+    """In a sync group (header: step, rank): what this number contributes. Unspecified elsewhere."""
     row_ids: _builtins.bytes
     """Ids as little-endian int64, all sections after each other; duplicates are summed left to right. Of a chunk: the next bytes
     of them; a chunk that has bytes of rows has the last of row_ids.
@@ -238,12 +242,13 @@ class PushRequest(_message.Message):
         options: _abc.Iterable[_common_pb2.AdamOptions] | None = ...,
         sections: _abc.Iterable[_common_pb2.Section] | None = ...,
         total_bytes: _builtins.int = ...,
+        contribution: _group_pb2.ContributionKind.ValueType = ...,
         row_ids: _builtins.bytes = ...,
         rows: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "options", b"options", "row_ids", b"row_ids", "rows", b"rows", "sections", b"sections", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contribution", b"contribution", "header", b"header", "options", b"options", "row_ids", b"row_ids", "rows", b"rows", "sections", b"sections", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -251,22 +256,35 @@ Global___PushRequest: _TypeAlias = PushRequest  # noqa: Y015
 
 @_typing.final
 class PushResponse(_message.Message):
-    """A part was applied."""
+    """A part was applied; in a sync group: staged until home has decided its step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     REPEATED_NUMBER_FIELD_NUMBER: _builtins.int
+    STAGED_FIELD_NUMBER: _builtins.int
+    PEAKS_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
     repeated_number: _builtins.bool
-    """True: this number had been closed before, and this is the former answer."""
+    """True: this number had been closed or staged before, and this is the former answer."""
+    staged: _builtins.bool
+    """True: the part is staged; tell home by Arrive once every shard has answered."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Header."""
 
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TableStep]:
-        """The tables that stepped and their step after it."""
+        """The tables that stepped and their step after it. Empty if staged."""
+
+    @_builtins.property
+    def peaks(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.TablePeak]:
+        """If staged: how large its gradients are."""
+
+    @_builtins.property
+    def result(self) -> _group_pb2.StepResult:
+        """In a sync group, if the step is decided already: how it ended."""
 
     def __init__(
         self,
@@ -274,14 +292,153 @@ class PushResponse(_message.Message):
         header: _common_pb2.ResponseHeader | None = ...,
         steps: _abc.Iterable[_common_pb2.TableStep] | None = ...,
         repeated_number: _builtins.bool = ...,
+        staged: _builtins.bool = ...,
+        peaks: _abc.Iterable[_group_pb2.TablePeak] | None = ...,
+        result: _group_pb2.StepResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "repeated_number", b"repeated_number", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "peaks", b"peaks", "repeated_number", b"repeated_number", "result", b"result", "staged", b"staged", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PushResponse: _TypeAlias = PushResponse  # noqa: Y015
+
+@_typing.final
+class ArriveRequest(_message.Message):
+    """Tells home that every shard has answered a member's parts of a step; answered once the step is decided."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    PEAKS_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.RequestHeader:
+        """Header with number, step and rank."""
+
+    @_builtins.property
+    def peaks(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.TablePeak]:
+        """The largest peaks of all shards, by table."""
+
+    @_builtins.property
+    def refusal(self) -> _group_pb2.StepRefusal:
+        """If a shard refused its part for good: why; the step is then refused for all members. Absent: all parts are staged."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.RequestHeader | None = ...,
+        peaks: _abc.Iterable[_group_pb2.TablePeak] | None = ...,
+        refusal: _group_pb2.StepRefusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "peaks", b"peaks", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArriveRequest: _TypeAlias = ArriveRequest  # noqa: Y015
+
+@_typing.final
+class ArriveResponse(_message.Message):
+    """Where the step stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Header."""
+
+    @_builtins.property
+    def result(self) -> _group_pb2.StepResult:
+        """How it ended. Absent: not decided within the message's budget; send Arrive again."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        result: _group_pb2.StepResult | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArriveResponse: _TypeAlias = ArriveResponse  # noqa: Y015
+
+@_typing.final
+class JoinGroupRequest(_message.Message):
+    """Joins a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    RESTART_COUNT_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """The group's name."""
+    rank: _builtins.int
+    """Its rank."""
+    restart_count: _builtins.int
+    """How often its launcher has restarted it: a higher one takes the rank over."""
+    @_builtins.property
+    def header(self) -> _common_pb2.RequestHeader:
+        """Header with client_id; the client is open on all shards."""
+
+    @_builtins.property
+    def terms(self) -> _group_pb2.GroupTerms:
+        """What the client takes the group to have agreed on."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.RequestHeader | None = ...,
+        group: _builtins.str = ...,
+        terms: _group_pb2.GroupTerms | None = ...,
+        rank: _builtins.int = ...,
+        restart_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "terms", b"terms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "header", b"header", "rank", b"rank", "restart_count", b"restart_count", "terms", b"terms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinGroupRequest: _TypeAlias = JoinGroupRequest  # noqa: Y015
+
+@_typing.final
+class JoinGroupResponse(_message.Message):
+    """The client is a member, and every shard knows it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    FIRST_STEP_FIELD_NUMBER: _builtins.int
+    first_step: _builtins.int
+    """Sync: the first step that it takes part in. Bounded: the clock it joined with, plus 1."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Header."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        first_step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_step", b"first_step", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinGroupResponse: _TypeAlias = JoinGroupResponse  # noqa: Y015
 
 @_typing.final
 class CloseNumberRequest(_message.Message):
@@ -411,6 +568,7 @@ class ExchangeRequest(_message.Message):
     ASSIGN_ROWS_FIELD_NUMBER: _builtins.int
     DELETE_ROWS_FIELD_NUMBER: _builtins.int
     CLEAR_MOMENTS_FIELD_NUMBER: _builtins.int
+    ARRIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def pull(self) -> Global___PullRequest:
         """Read weights."""
@@ -435,6 +593,10 @@ class ExchangeRequest(_message.Message):
     def clear_moments(self) -> _row_pb2.ClearMomentsRequest:
         """Set moments to zero."""
 
+    @_builtins.property
+    def arrive(self) -> Global___ArriveRequest:
+        """Wait for a step's decision; home only."""
+
     def __init__(
         self,
         *,
@@ -444,12 +606,13 @@ class ExchangeRequest(_message.Message):
         assign_rows: _row_pb2.AssignRowsRequest | None = ...,
         delete_rows: _row_pb2.DeleteRowsRequest | None = ...,
         clear_moments: _row_pb2.ClearMomentsRequest | None = ...,
+        arrive: Global___ArriveRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrive", b"arrive", "assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrive", b"arrive", "assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["pull", "push", "close_number", "assign_rows", "delete_rows", "clear_moments"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["pull", "push", "close_number", "assign_rows", "delete_rows", "clear_moments", "arrive"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -469,6 +632,7 @@ class ExchangeResponse(_message.Message):
     DELETE_ROWS_FIELD_NUMBER: _builtins.int
     CLEAR_MOMENTS_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    ARRIVE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """The request it answers."""
     @_builtins.property
@@ -499,6 +663,10 @@ class ExchangeResponse(_message.Message):
     def refusal(self) -> Global___Refusal:
         """It was refused; nothing changed."""
 
+    @_builtins.property
+    def arrive(self) -> Global___ArriveResponse:
+        """A step was decided, or is not yet."""
+
     def __init__(
         self,
         *,
@@ -510,12 +678,13 @@ class ExchangeResponse(_message.Message):
         delete_rows: _row_pb2.DeleteRowsResponse | None = ...,
         clear_moments: _row_pb2.ClearMomentsResponse | None = ...,
         refusal: Global___Refusal | None = ...,
+        arrive: Global___ArriveResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "refusal", b"refusal", "response", b"response"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrive", b"arrive", "assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "refusal", b"refusal", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "refusal", b"refusal", "request_id", b"request_id", "response", b"response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrive", b"arrive", "assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "refusal", b"refusal", "request_id", b"request_id", "response", b"response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["pull", "push", "close_number", "assign_rows", "delete_rows", "clear_moments", "refusal"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["pull", "push", "close_number", "assign_rows", "delete_rows", "clear_moments", "refusal", "arrive"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 

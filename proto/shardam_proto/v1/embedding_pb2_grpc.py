@@ -60,6 +60,11 @@ class EmbeddingServiceStub:
                 request_serializer=shardam__proto_dot_v1_dot_embedding__pb2.ExchangeRequest.SerializeToString,
                 response_deserializer=shardam__proto_dot_v1_dot_embedding__pb2.ExchangeResponse.FromString,
                 _registered_method=True)
+        self.JoinGroup = channel.unary_unary(
+                '/shardam.v1.EmbeddingService/JoinGroup',
+                request_serializer=shardam__proto_dot_v1_dot_embedding__pb2.JoinGroupRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_embedding__pb2.JoinGroupResponse.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/shardam.v1.EmbeddingService/Heartbeat',
                 request_serializer=shardam__proto_dot_v1_dot_embedding__pb2.HeartbeatRequest.SerializeToString,
@@ -113,6 +118,13 @@ class EmbeddingServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def JoinGroup(self, request, context):
+        """Joins a group of workers, or asks for one's place in it; home only. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Heartbeat(self, request, context):
         """Tells home that the client lives; silence for client_lease_s closes it. Any other shard refuses it.
         """
@@ -155,6 +167,11 @@ def add_EmbeddingServiceServicer_to_server(servicer, server):
                     servicer.Exchange,
                     request_deserializer=shardam__proto_dot_v1_dot_embedding__pb2.ExchangeRequest.FromString,
                     response_serializer=shardam__proto_dot_v1_dot_embedding__pb2.ExchangeResponse.SerializeToString,
+            ),
+            'JoinGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinGroup,
+                    request_deserializer=shardam__proto_dot_v1_dot_embedding__pb2.JoinGroupRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_embedding__pb2.JoinGroupResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -303,6 +320,33 @@ class EmbeddingService:
             '/shardam.v1.EmbeddingService/Exchange',
             shardam__proto_dot_v1_dot_embedding__pb2.ExchangeRequest.SerializeToString,
             shardam__proto_dot_v1_dot_embedding__pb2.ExchangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.EmbeddingService/JoinGroup',
+            shardam__proto_dot_v1_dot_embedding__pb2.JoinGroupRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_embedding__pb2.JoinGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,8 @@ class EmbeddingServiceStub:
     another one and name their request by request_id. A pull sees every earlier change of its own stream. The stream has no
     deadline; each message carries a budget. The shard ends it when it drains.
     """
+    JoinGroup: _grpc.UnaryUnaryMultiCallable[_embedding_pb2.JoinGroupRequest, _embedding_pb2.JoinGroupResponse]
+    """Joins a group of workers, or asks for one's place in it; home only. May be repeated."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_embedding_pb2.HeartbeatRequest, _embedding_pb2.HeartbeatResponse]
     """Tells home that the client lives; silence for client_lease_s closes it. Any other shard refuses it."""
     Leave: _grpc.UnaryUnaryMultiCallable[_embedding_pb2.LeaveRequest, _embedding_pb2.LeaveResponse]
@@ -71,6 +73,8 @@ class EmbeddingServiceAsyncStub(EmbeddingServiceStub):
     another one and name their request by request_id. A pull sees every earlier change of its own stream. The stream has no
     deadline; each message carries a budget. The shard ends it when it drains.
     """
+    JoinGroup: _aio.UnaryUnaryMultiCallable[_embedding_pb2.JoinGroupRequest, _embedding_pb2.JoinGroupResponse]  # type: ignore[assignment]
+    """Joins a group of workers, or asks for one's place in it; home only. May be repeated."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_embedding_pb2.HeartbeatRequest, _embedding_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Tells home that the client lives; silence for client_lease_s closes it. Any other shard refuses it."""
     Leave: _aio.UnaryUnaryMultiCallable[_embedding_pb2.LeaveRequest, _embedding_pb2.LeaveResponse]  # type: ignore[assignment]
@@ -123,6 +127,14 @@ class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
         another one and name their request by request_id. A pull sees every earlier change of its own stream. The stream has no
         deadline; each message carries a budget. The shard ends it when it drains.
         """
+
+    @_abc_1.abstractmethod
+    def JoinGroup(
+        self,
+        request: _embedding_pb2.JoinGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_embedding_pb2.JoinGroupResponse, _abc.Awaitable[_embedding_pb2.JoinGroupResponse]]:
+        """Joins a group of workers, or asks for one's place in it; home only. May be repeated."""
 
     @_abc_1.abstractmethod
     def Heartbeat(

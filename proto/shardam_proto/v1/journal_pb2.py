@@ -23,51 +23,64 @@ _sym_db = _symbol_database.Default()
 
 
 from shardam_proto.v1 import common_pb2 as shardam__proto_dot_v1_dot_common__pb2
+from shardam_proto.v1 import group_pb2 as shardam__proto_dot_v1_dot_group__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eshardam_proto/v1/journal.proto\x12\nshardam.v1\x1a\x1dshardam_proto/v1/common.proto\"~\n\nFileHeader\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0f\n\x07lineage\x18\x03 \x01(\x06\x12\x10\n\x08timeline\x18\x04 \x01(\x04\x12\x13\n\x0b\x66ile_number\x18\x05 \x01(\x04\x12\x15\n\rchange_number\x18\x06 \x01(\x04\"A\n\x0c\x43hangeOrigin\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"\xa5\x01\n\x0bStepFactors\x12\n\n\x02\x63\x31\x18\x01 \x01(\x02\x12\n\n\x02\x63\x32\x18\x02 \x01(\x02\x12\t\n\x01s\x18\x03 \x01(\x02\x12\t\n\x01\x64\x18\x04 \x01(\x02\x12\x0b\n\x03\x65ps\x18\x05 \x01(\x02\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x02\x12\x0f\n\x07unscale\x18\x07 \x01(\x02\x12\x0f\n\x07\x64ivisor\x18\x08 \x01(\x02\x12\x10\n\x08maximize\x18\t \x01(\x08\x12\x11\n\tdecoupled\x18\n \x01(\x08\"\xae\x01\n\tTablePush\x12\x10\n\x08table_id\x18\x01 \x01(\x06\x12\x12\n\ntable_step\x18\x02 \x01(\x04\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\x12(\n\x07\x66\x61\x63tors\x18\x04 \x01(\x0b\x32\x17.shardam.v1.StepFactors\x12(\n\x07options\x18\x05 \x01(\x0b\x32\x17.shardam.v1.AdamOptions\x12\x15\n\rnum_row_steps\x18\x06 \x01(\x04\"^\n\nPushRecord\x12%\n\x06tables\x18\x01 \x03(\x0b\x32\x15.shardam.v1.TablePush\x12\x15\n\rrow_ids_bytes\x18\x02 \x01(\x04\x12\x12\n\nrows_bytes\x18\x03 \x01(\x04\"3\n\x0b\x43loseRecord\x12$\n\x05steps\x18\x01 \x03(\x0b\x32\x15.shardam.v1.TableStep\"r\n\x0c\x41ssignRecord\x12\x10\n\x08table_id\x18\x01 \x01(\x06\x12\x11\n\tif_absent\x18\x02 \x01(\x08\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\x12\x13\n\x0bhas_exp_avg\x18\x04 \x01(\x08\x12\x16\n\x0ehas_exp_avg_sq\x18\x05 \x01(\x08\"\x1e\n\nRowsRecord\x12\x10\n\x08table_id\x18\x01 \x01(\x06\"6\n\rInstallRecord\x12%\n\x06tables\x18\x01 \x03(\x0b\x32\x15.shardam.v1.TableInfo\"3\n\x0bStepsRecord\x12$\n\x05steps\x18\x01 \x03(\x0b\x32\x15.shardam.v1.TableStep\"P\n\nOpenRecord\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x12\n\nheartbeats\x18\x02 \x01(\x08\x12\x1b\n\x13\x66orgotten_client_id\x18\x03 \x01(\x0c\"/\n\tEndRecord\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x0f\n\x07settled\x18\x02 \x01(\x08\"\"\n\x0c\x46orgetRecord\x12\x12\n\nclient_ids\x18\x01 \x03(\x0c\"\x85\x04\n\rJournalRecord\x12\x15\n\rchange_number\x18\x01 \x01(\x04\x12(\n\x06origin\x18\x02 \x01(\x0b\x32\x18.shardam.v1.ChangeOrigin\x12&\n\x04push\x18\x03 \x01(\x0b\x32\x16.shardam.v1.PushRecordH\x00\x12(\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x17.shardam.v1.CloseRecordH\x00\x12*\n\x06\x61ssign\x18\x05 \x01(\x0b\x32\x18.shardam.v1.AssignRecordH\x00\x12(\n\x06\x64\x65lete\x18\x06 \x01(\x0b\x32\x16.shardam.v1.RowsRecordH\x00\x12/\n\rclear_moments\x18\x07 \x01(\x0b\x32\x16.shardam.v1.RowsRecordH\x00\x12,\n\x07install\x18\x08 \x01(\x0b\x32\x19.shardam.v1.InstallRecordH\x00\x12(\n\x05steps\x18\t \x01(\x0b\x32\x17.shardam.v1.StepsRecordH\x00\x12&\n\x04open\x18\n \x01(\x0b\x32\x16.shardam.v1.OpenRecordH\x00\x12$\n\x03\x65nd\x18\x0b \x01(\x0b\x32\x15.shardam.v1.EndRecordH\x00\x12*\n\x06\x66orget\x18\x0c \x01(\x0b\x32\x18.shardam.v1.ForgetRecordH\x00\x42\x08\n\x06\x63hange\"~\n\rStoredOutcome\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12$\n\x05steps\x18\x03 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12\x10\n\x08num_rows\x18\x04 \x01(\x04\x12\x15\n\rchange_number\x18\x05 \x01(\x04\"\x98\x01\n\x0cStoredClient\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x13\n\x0blast_number\x18\x02 \x01(\x04\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x08\x12\x0f\n\x07settled\x18\x04 \x01(\x08\x12\x12\n\nheartbeats\x18\x05 \x01(\x08\x12+\n\x08outcomes\x18\x06 \x03(\x0b\x32\x19.shardam.v1.StoredOutcome\"0\n\nStoredRows\x12\x10\n\x08table_id\x18\x01 \x01(\x06\x12\x10\n\x08num_rows\x18\x02 \x01(\x04\"0\n\x07\x42\x61seEnd\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\x12\x13\n\x0bnum_clients\x18\x02 \x01(\x04\"\xb4\x01\n\nBaseRecord\x12&\n\x05table\x18\x01 \x01(\x0b\x32\x15.shardam.v1.TableInfoH\x00\x12&\n\x04rows\x18\x02 \x01(\x0b\x32\x16.shardam.v1.StoredRowsH\x00\x12*\n\x06\x63lient\x18\x03 \x01(\x0b\x32\x18.shardam.v1.StoredClientH\x00\x12\"\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x13.shardam.v1.BaseEndH\x00\x42\x06\n\x04partb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eshardam_proto/v1/journal.proto\x12\nshardam.v1\x1a\x1dshardam_proto/v1/common.proto\x1a\x1cshardam_proto/v1/group.proto\"~\n\nFileHeader\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0f\n\x07lineage\x18\x03 \x01(\x06\x12\x10\n\x08timeline\x18\x04 \x01(\x04\x12\x13\n\x0b\x66ile_number\x18\x05 \x01(\x04\x12\x15\n\rchange_number\x18\x06 \x01(\x04\"O\n\x0c\x43hangeOrigin\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04step\x18\x04 \x01(\x04\"\xa5\x01\n\x0bStepFactors\x12\n\n\x02\x63\x31\x18\x01 \x01(\x02\x12\n\n\x02\x63\x32\x18\x02 \x01(\x02\x12\t\n\x01s\x18\x03 \x01(\x02\x12\t\n\x01\x64\x18\x04 \x01(\x02\x12\x0b\n\x03\x65ps\x18\x05 \x01(\x02\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x02\x12\x0f\n\x07unscale\x18\x07 \x01(\x02\x12\x0f\n\x07\x64ivisor\x18\x08 \x01(\x02\x12\x10\n\x08maximize\x18\t \x01(\x08\x12\x11\n\tdecoupled\x18\n \x01(\x08\"\xae\x01\n\tTablePush\x12\x10\n\x08table_id\x18\x01 \x01(\x06\x12\x12\n\ntable_step\x18\x02 \x01(\x04\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\x12(\n\x07\x66\x61\x63tors\x18\x04 \x01(\x0b\x32\x17.shardam.v1.StepFactors\x12(\n\x07options\x18\x05 \x01(\x0b\x32\x17.shardam.v1.AdamOptions\x12\x15\n\rnum_row_steps\x18\x06 \x01(\x04\"^\n\nPushRecord\x12%\n\x06tables\x18\x01 \x03(\x0b\x32\x15.shardam.v1.TablePush\x12\x15\n\rrow_ids_bytes\x18\x02 \x01(\x04\x12\x12\n\nrows_bytes\x18\x03 \x01(\x04\"[\n\x0b\x43loseRecord\x12$\n\x05steps\x18\x01 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12&\n\x06result\x18\x02 \x01(\x0b\x32\x16.shardam.v1.StepResult\"Y\n\tTablePart\x12\x10\n\x08table_id\x18\x01 \x01(\x06\x12\x10\n\x08num_rows\x18\x02 \x01(\x04\x12(\n\x07options\x18\x03 \x01(\x0b\x32\x17.shardam.v1.AdamOptions\"\x8a\x01\n\nPartRecord\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12*\n\x04kind\x18\x04 \x01(\x0e\x32\x1c.shardam.v1.ContributionKind\x12%\n\x06tables\x18\x05 \x03(\x0b\x32\x15.shardam.v1.TablePart\"_\n\x0e\x44\x65\x63isionRecord\x12&\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x14.shardam.v1.Decision\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TablePush\"=\n\x0bGroupRecord\x12 \n\x05group\x18\x01 \x01(\x0b\x32\x11.shardam.v1.Group\x12\x0c\n\x04step\x18\x02 \x01(\x04\"r\n\x0c\x41ssignRecord\x12\x10\n\x08table_id\x18\x01 \x01(\x06\x12\x11\n\tif_absent\x18\x02 \x01(\x08\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\x12\x13\n\x0bhas_exp_avg\x18\x04 \x01(\x08\x12\x16\n\x0ehas_exp_avg_sq\x18\x05 \x01(\x08\"\x1e\n\nRowsRecord\x12\x10\n\x08table_id\x18\x01 \x01(\x06\"6\n\rInstallRecord\x12%\n\x06tables\x18\x01 \x03(\x0b\x32\x15.shardam.v1.TableInfo\"3\n\x0bStepsRecord\x12$\n\x05steps\x18\x01 \x03(\x0b\x32\x15.shardam.v1.TableStep\"P\n\nOpenRecord\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x12\n\nheartbeats\x18\x02 \x01(\x08\x12\x1b\n\x13\x66orgotten_client_id\x18\x03 \x01(\x0c\"/\n\tEndRecord\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x0f\n\x07settled\x18\x02 \x01(\x08\"\"\n\x0c\x46orgetRecord\x12\x12\n\nclient_ids\x18\x01 \x03(\x0c\"\x87\x05\n\rJournalRecord\x12\x15\n\rchange_number\x18\x01 \x01(\x04\x12(\n\x06origin\x18\x02 \x01(\x0b\x32\x18.shardam.v1.ChangeOrigin\x12&\n\x04push\x18\x03 \x01(\x0b\x32\x16.shardam.v1.PushRecordH\x00\x12(\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x17.shardam.v1.CloseRecordH\x00\x12*\n\x06\x61ssign\x18\x05 \x01(\x0b\x32\x18.shardam.v1.AssignRecordH\x00\x12(\n\x06\x64\x65lete\x18\x06 \x01(\x0b\x32\x16.shardam.v1.RowsRecordH\x00\x12/\n\rclear_moments\x18\x07 \x01(\x0b\x32\x16.shardam.v1.RowsRecordH\x00\x12,\n\x07install\x18\x08 \x01(\x0b\x32\x19.shardam.v1.InstallRecordH\x00\x12(\n\x05steps\x18\t \x01(\x0b\x32\x17.shardam.v1.StepsRecordH\x00\x12&\n\x04open\x18\n \x01(\x0b\x32\x16.shardam.v1.OpenRecordH\x00\x12$\n\x03\x65nd\x18\x0b \x01(\x0b\x32\x15.shardam.v1.EndRecordH\x00\x12*\n\x06\x66orget\x18\x0c \x01(\x0b\x32\x18.shardam.v1.ForgetRecordH\x00\x12&\n\x04part\x18\r \x01(\x0b\x32\x16.shardam.v1.PartRecordH\x00\x12.\n\x08\x64\x65\x63ision\x18\x0e \x01(\x0b\x32\x1a.shardam.v1.DecisionRecordH\x00\x12(\n\x05group\x18\x0f \x01(\x0b\x32\x17.shardam.v1.GroupRecordH\x00\x42\x08\n\x06\x63hange\"\xa6\x01\n\rStoredOutcome\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12$\n\x05steps\x18\x03 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12\x10\n\x08num_rows\x18\x04 \x01(\x04\x12\x15\n\rchange_number\x18\x05 \x01(\x04\x12&\n\x06result\x18\x06 \x01(\x0b\x32\x16.shardam.v1.StepResult\"\xa7\x01\n\x0cStoredClient\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x13\n\x0blast_number\x18\x02 \x01(\x04\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x08\x12\x0f\n\x07settled\x18\x04 \x01(\x08\x12\x12\n\nheartbeats\x18\x05 \x01(\x08\x12+\n\x08outcomes\x18\x06 \x03(\x0b\x32\x19.shardam.v1.StoredOutcome\x12\r\n\x05\x63lock\x18\x07 \x01(\x04\"e\n\x0bStoredGroup\x12 \n\x05group\x18\x01 \x01(\x0b\x32\x11.shardam.v1.Group\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12&\n\x08\x64\x65\x63ision\x18\x03 \x01(\x0b\x32\x14.shardam.v1.Decision\"\\\n\nStoredPart\x12(\n\x06origin\x18\x01 \x01(\x0b\x32\x18.shardam.v1.ChangeOrigin\x12$\n\x04part\x18\x02 \x01(\x0b\x32\x16.shardam.v1.PartRecord\"0\n\nStoredRows\x12\x10\n\x08table_id\x18\x01 \x01(\x06\x12\x10\n\x08num_rows\x18\x02 \x01(\x04\"0\n\x07\x42\x61seEnd\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\x12\x13\n\x0bnum_clients\x18\x02 \x01(\x04\"\x8d\x02\n\nBaseRecord\x12&\n\x05table\x18\x01 \x01(\x0b\x32\x15.shardam.v1.TableInfoH\x00\x12&\n\x04rows\x18\x02 \x01(\x0b\x32\x16.shardam.v1.StoredRowsH\x00\x12*\n\x06\x63lient\x18\x03 \x01(\x0b\x32\x18.shardam.v1.StoredClientH\x00\x12\"\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x13.shardam.v1.BaseEndH\x00\x12(\n\x05group\x18\x05 \x01(\x0b\x32\x17.shardam.v1.StoredGroupH\x00\x12-\n\x0bstaged_part\x18\x06 \x01(\x0b\x32\x16.shardam.v1.StoredPartH\x00\x42\x06\n\x04partb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardam_proto.v1.journal_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FILEHEADER']._serialized_start=77
-  _globals['_FILEHEADER']._serialized_end=203
-  _globals['_CHANGEORIGIN']._serialized_start=205
-  _globals['_CHANGEORIGIN']._serialized_end=270
-  _globals['_STEPFACTORS']._serialized_start=273
-  _globals['_STEPFACTORS']._serialized_end=438
-  _globals['_TABLEPUSH']._serialized_start=441
-  _globals['_TABLEPUSH']._serialized_end=615
-  _globals['_PUSHRECORD']._serialized_start=617
-  _globals['_PUSHRECORD']._serialized_end=711
-  _globals['_CLOSERECORD']._serialized_start=713
-  _globals['_CLOSERECORD']._serialized_end=764
-  _globals['_ASSIGNRECORD']._serialized_start=766
-  _globals['_ASSIGNRECORD']._serialized_end=880
-  _globals['_ROWSRECORD']._serialized_start=882
-  _globals['_ROWSRECORD']._serialized_end=912
-  _globals['_INSTALLRECORD']._serialized_start=914
-  _globals['_INSTALLRECORD']._serialized_end=968
-  _globals['_STEPSRECORD']._serialized_start=970
-  _globals['_STEPSRECORD']._serialized_end=1021
-  _globals['_OPENRECORD']._serialized_start=1023
-  _globals['_OPENRECORD']._serialized_end=1103
-  _globals['_ENDRECORD']._serialized_start=1105
-  _globals['_ENDRECORD']._serialized_end=1152
-  _globals['_FORGETRECORD']._serialized_start=1154
-  _globals['_FORGETRECORD']._serialized_end=1188
-  _globals['_JOURNALRECORD']._serialized_start=1191
-  _globals['_JOURNALRECORD']._serialized_end=1708
-  _globals['_STOREDOUTCOME']._serialized_start=1710
-  _globals['_STOREDOUTCOME']._serialized_end=1836
-  _globals['_STOREDCLIENT']._serialized_start=1839
-  _globals['_STOREDCLIENT']._serialized_end=1991
-  _globals['_STOREDROWS']._serialized_start=1993
-  _globals['_STOREDROWS']._serialized_end=2041
-  _globals['_BASEEND']._serialized_start=2043
-  _globals['_BASEEND']._serialized_end=2091
-  _globals['_BASERECORD']._serialized_start=2094
-  _globals['_BASERECORD']._serialized_end=2274
+  _globals['_FILEHEADER']._serialized_start=107
+  _globals['_FILEHEADER']._serialized_end=233
+  _globals['_CHANGEORIGIN']._serialized_start=235
+  _globals['_CHANGEORIGIN']._serialized_end=314
+  _globals['_STEPFACTORS']._serialized_start=317
+  _globals['_STEPFACTORS']._serialized_end=482
+  _globals['_TABLEPUSH']._serialized_start=485
+  _globals['_TABLEPUSH']._serialized_end=659
+  _globals['_PUSHRECORD']._serialized_start=661
+  _globals['_PUSHRECORD']._serialized_end=755
+  _globals['_CLOSERECORD']._serialized_start=757
+  _globals['_CLOSERECORD']._serialized_end=848
+  _globals['_TABLEPART']._serialized_start=850
+  _globals['_TABLEPART']._serialized_end=939
+  _globals['_PARTRECORD']._serialized_start=942
+  _globals['_PARTRECORD']._serialized_end=1080
+  _globals['_DECISIONRECORD']._serialized_start=1082
+  _globals['_DECISIONRECORD']._serialized_end=1177
+  _globals['_GROUPRECORD']._serialized_start=1179
+  _globals['_GROUPRECORD']._serialized_end=1240
+  _globals['_ASSIGNRECORD']._serialized_start=1242
+  _globals['_ASSIGNRECORD']._serialized_end=1356
+  _globals['_ROWSRECORD']._serialized_start=1358
+  _globals['_ROWSRECORD']._serialized_end=1388
+  _globals['_INSTALLRECORD']._serialized_start=1390
+  _globals['_INSTALLRECORD']._serialized_end=1444
+  _globals['_STEPSRECORD']._serialized_start=1446
+  _globals['_STEPSRECORD']._serialized_end=1497
+  _globals['_OPENRECORD']._serialized_start=1499
+  _globals['_OPENRECORD']._serialized_end=1579
+  _globals['_ENDRECORD']._serialized_start=1581
+  _globals['_ENDRECORD']._serialized_end=1628
+  _globals['_FORGETRECORD']._serialized_start=1630
+  _globals['_FORGETRECORD']._serialized_end=1664
+  _globals['_JOURNALRECORD']._serialized_start=1667
+  _globals['_JOURNALRECORD']._serialized_end=2314
+  _globals['_STOREDOUTCOME']._serialized_start=2317
+  _globals['_STOREDOUTCOME']._serialized_end=2483
+  _globals['_STOREDCLIENT']._serialized_start=2486
+  _globals['_STOREDCLIENT']._serialized_end=2653
+  _globals['_STOREDGROUP']._serialized_start=2655
+  _globals['_STOREDGROUP']._serialized_end=2756
+  _globals['_STOREDPART']._serialized_start=2758
+  _globals['_STOREDPART']._serialized_end=2850
+  _globals['_STOREDROWS']._serialized_start=2852
+  _globals['_STOREDROWS']._serialized_end=2900
+  _globals['_BASEEND']._serialized_start=2902
+  _globals['_BASEEND']._serialized_end=2950
+  _globals['_BASERECORD']._serialized_start=2953
+  _globals['_BASERECORD']._serialized_end=3222
 # @@protoc_insertion_point(module_scope)

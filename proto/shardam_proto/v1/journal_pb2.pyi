@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from shardam_proto.v1 import common_pb2 as _common_pb2
+from shardam_proto.v1 import group_pb2 as _group_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -72,22 +73,26 @@ class ChangeOrigin(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     client_id: _builtins.bytes
     """The client."""
     number: _builtins.int
     """Its number, from 1."""
     digest: _builtins.bytes
     """Digest of the content."""
+    step: _builtins.int
+    """The client's clock after it, of a push in a bounded group. Zero: none."""
     def __init__(
         self,
         *,
         client_id: _builtins.bytes = ...,
         number: _builtins.int = ...,
         digest: _builtins.bytes = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "digest", b"digest", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "digest", b"digest", "number", b"number", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,22 +243,158 @@ class CloseRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STEPS_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TableStep]:
         """Tables that stepped, and their step after it."""
+
+    @_builtins.property
+    def result(self) -> _group_pb2.StepResult:
+        """Of a contribution that came too late: how its step ended for it."""
 
     def __init__(
         self,
         *,
         steps: _abc.Iterable[_common_pb2.TableStep] | None = ...,
+        result: _group_pb2.StepResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["result", b"result", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CloseRecord: _TypeAlias = CloseRecord  # noqa: Y015
+
+@_typing.final
+class TablePart(_message.Message):
+    """One table's gradients within a part."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    NUM_ROWS_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.int
+    """The table."""
+    num_rows: _builtins.int
+    """Ids of this table."""
+    @_builtins.property
+    def options(self) -> _common_pb2.AdamOptions:
+        """Hyper-parameters, with the loss scale."""
+
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.int = ...,
+        num_rows: _builtins.int = ...,
+        options: _common_pb2.AdamOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_rows", b"num_rows", "options", b"options", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TablePart: _TypeAlias = TablePart  # noqa: Y015
+
+@_typing.final
+class PartRecord(_message.Message):
+    """A member's part of a step of a sync group, kept until the step is decided. Arrays: ids (int64), rows (float32), as pushed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """The group."""
+    step: _builtins.int
+    """The step."""
+    rank: _builtins.int
+    """The member's rank."""
+    kind: _group_pb2.ContributionKind.ValueType
+    """What it contributes."""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TablePart]:
+        """The tables, in the order of the arrays."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        step: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        kind: _group_pb2.ContributionKind.ValueType = ...,
+        tables: _abc.Iterable[Global___TablePart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "rank", b"rank", "step", b"step", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartRecord: _TypeAlias = PartRecord  # noqa: Y015
+
+@_typing.final
+class DecisionRecord(_message.Message):
+    """A decided step of a sync group. Arrays: row steps and s of each table that has them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def decision(self) -> _group_pb2.Decision:
+        """The decision."""
+
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TablePush]:
+        """If applied: the tables that stepped, in the order of the arrays; num_rows is the number of distinct rows."""
+
+    def __init__(
+        self,
+        *,
+        decision: _group_pb2.Decision | None = ...,
+        tables: _abc.Iterable[Global___TablePush] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecisionRecord: _TypeAlias = DecisionRecord  # noqa: Y015
+
+@_typing.final
+class GroupRecord(_message.Message):
+    """A group's members changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """Its last decided step, where the shard did not know the group."""
+    @_builtins.property
+    def group(self) -> _group_pb2.Group:
+        """The group as it is now."""
+
+    def __init__(
+        self,
+        *,
+        group: _group_pb2.Group | None = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupRecord: _TypeAlias = GroupRecord  # noqa: Y015
 
 @_typing.final
 class AssignRecord(_message.Message):
@@ -461,6 +602,9 @@ class JournalRecord(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     FORGET_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     change_number: _builtins.int
     """The shard's change number after it."""
     @_builtins.property
@@ -507,6 +651,18 @@ class JournalRecord(_message.Message):
     def forget(self) -> Global___ForgetRecord:
         """Clients forgotten."""
 
+    @_builtins.property
+    def part(self) -> Global___PartRecord:
+        """A part staged."""
+
+    @_builtins.property
+    def decision(self) -> Global___DecisionRecord:
+        """A step decided."""
+
+    @_builtins.property
+    def group(self) -> Global___GroupRecord:
+        """A group changed."""
+
     def __init__(
         self,
         *,
@@ -522,12 +678,15 @@ class JournalRecord(_message.Message):
         open: Global___OpenRecord | None = ...,
         end: Global___EndRecord | None = ...,
         forget: Global___ForgetRecord | None = ...,
+        part: Global___PartRecord | None = ...,
+        decision: Global___DecisionRecord | None = ...,
+        group: Global___GroupRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "change", b"change", "clear_moments", b"clear_moments", "close", b"close", "delete", b"delete", "end", b"end", "forget", b"forget", "install", b"install", "open", b"open", "origin", b"origin", "push", b"push", "steps", b"steps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "change", b"change", "clear_moments", b"clear_moments", "close", b"close", "decision", b"decision", "delete", b"delete", "end", b"end", "forget", b"forget", "group", b"group", "install", b"install", "open", b"open", "origin", b"origin", "part", b"part", "push", b"push", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "change", b"change", "change_number", b"change_number", "clear_moments", b"clear_moments", "close", b"close", "delete", b"delete", "end", b"end", "forget", b"forget", "install", b"install", "open", b"open", "origin", b"origin", "push", b"push", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign", b"assign", "change", b"change", "change_number", b"change_number", "clear_moments", b"clear_moments", "close", b"close", "decision", b"decision", "delete", b"delete", "end", b"end", "forget", b"forget", "group", b"group", "install", b"install", "open", b"open", "origin", b"origin", "part", b"part", "push", b"push", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["push", "close", "assign", "delete", "clear_moments", "install", "steps", "open", "end", "forget"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["push", "close", "assign", "delete", "clear_moments", "install", "steps", "open", "end", "forget", "part", "decision", "group"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -544,6 +703,7 @@ class StoredOutcome(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     NUM_ROWS_FIELD_NUMBER: _builtins.int
     CHANGE_NUMBER_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """The number."""
     digest: _builtins.bytes
@@ -556,6 +716,10 @@ class StoredOutcome(_message.Message):
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TableStep]:
         """Tables that stepped, and their step after it."""
 
+    @_builtins.property
+    def result(self) -> _group_pb2.StepResult:
+        """Of a contribution to a step of a sync group: how the step ended."""
+
     def __init__(
         self,
         *,
@@ -564,10 +728,11 @@ class StoredOutcome(_message.Message):
         steps: _abc.Iterable[_common_pb2.TableStep] | None = ...,
         num_rows: _builtins.int = ...,
         change_number: _builtins.int = ...,
+        result: _group_pb2.StepResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "digest", b"digest", "num_rows", b"num_rows", "number", b"number", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "digest", b"digest", "num_rows", b"num_rows", "number", b"number", "result", b"result", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -585,6 +750,7 @@ class StoredClient(_message.Message):
     SETTLED_FIELD_NUMBER: _builtins.int
     HEARTBEATS_FIELD_NUMBER: _builtins.int
     OUTCOMES_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
     client_id: _builtins.bytes
     """The client."""
     last_number: _builtins.int
@@ -595,6 +761,8 @@ class StoredClient(_message.Message):
     """Its numbers are equal on all shards."""
     heartbeats: _builtins.bool
     """It sends heartbeats to home."""
+    clock: _builtins.int
+    """Its clock in a bounded group."""
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredOutcome]:
         """Its last numbers, in order."""
@@ -608,14 +776,79 @@ class StoredClient(_message.Message):
         settled: _builtins.bool = ...,
         heartbeats: _builtins.bool = ...,
         outcomes: _abc.Iterable[Global___StoredOutcome] | None = ...,
+        clock: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "closed", b"closed", "heartbeats", b"heartbeats", "last_number", b"last_number", "outcomes", b"outcomes", "settled", b"settled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "clock", b"clock", "closed", b"closed", "heartbeats", b"heartbeats", "last_number", b"last_number", "outcomes", b"outcomes", "settled", b"settled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoredClient: _TypeAlias = StoredClient  # noqa: Y015
+
+@_typing.final
+class StoredGroup(_message.Message):
+    """A group, as a base keeps it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """Its last step that is carried out here."""
+    @_builtins.property
+    def group(self) -> _group_pb2.Group:
+        """The group."""
+
+    @_builtins.property
+    def decision(self) -> _group_pb2.Decision:
+        """The decision of that step. Absent: none yet."""
+
+    def __init__(
+        self,
+        *,
+        group: _group_pb2.Group | None = ...,
+        step: _builtins.int = ...,
+        decision: _group_pb2.Decision | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "group", b"group"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "group", b"group", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredGroup: _TypeAlias = StoredGroup  # noqa: Y015
+
+@_typing.final
+class StoredPart(_message.Message):
+    """A staged part, as a base keeps it. Arrays: ids (int64, distinct), rows (float32, merged by id)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def origin(self) -> Global___ChangeOrigin:
+        """The client and number it came as."""
+
+    @_builtins.property
+    def part(self) -> Global___PartRecord:
+        """The part."""
+
+    def __init__(
+        self,
+        *,
+        origin: Global___ChangeOrigin | None = ...,
+        part: Global___PartRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["origin", b"origin", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["origin", b"origin", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredPart: _TypeAlias = StoredPart  # noqa: Y015
 
 @_typing.final
 class StoredRows(_message.Message):
@@ -681,6 +914,8 @@ class BaseRecord(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    STAGED_PART_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def table(self) -> _common_pb2.TableInfo:
         """A table, with its step and counters."""
@@ -697,6 +932,14 @@ class BaseRecord(_message.Message):
     def end(self) -> Global___BaseEnd:
         """The end."""
 
+    @_builtins.property
+    def group(self) -> Global___StoredGroup:
+        """A group."""
+
+    @_builtins.property
+    def staged_part(self) -> Global___StoredPart:
+        """A staged part."""
+
     def __init__(
         self,
         *,
@@ -704,12 +947,14 @@ class BaseRecord(_message.Message):
         rows: Global___StoredRows | None = ...,
         client: Global___StoredClient | None = ...,
         end: Global___BaseEnd | None = ...,
+        group: Global___StoredGroup | None = ...,
+        staged_part: Global___StoredPart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "end", b"end", "part", b"part", "rows", b"rows", "table", b"table"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "end", b"end", "group", b"group", "part", b"part", "rows", b"rows", "staged_part", b"staged_part", "table", b"table"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "end", b"end", "part", b"part", "rows", b"rows", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "end", b"end", "group", b"group", "part", b"part", "rows", b"rows", "staged_part", b"staged_part", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["table", "rows", "client", "end"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["table", "rows", "client", "end", "group", "staged_part"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 

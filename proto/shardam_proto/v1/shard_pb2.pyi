@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from shardam_proto.v1 import common_pb2 as _common_pb2
+from shardam_proto.v1 import group_pb2 as _group_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -675,3 +676,291 @@ class ForgetStateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForgetStateResponse: _TypeAlias = ForgetStateResponse  # noqa: Y015
+
+@_typing.final
+class UpdateGroupRequest(_message.Message):
+    """Brings a group to where home has it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """Sync: its last decided step; taken over by a shard that does not know the group."""
+    @_builtins.property
+    def header(self) -> _common_pb2.RequestHeader:
+        """Header."""
+
+    @_builtins.property
+    def group(self) -> _group_pb2.Group:
+        """The group; taken over if its version is higher than the shard's."""
+
+    @_builtins.property
+    def decision(self) -> _group_pb2.Decision:
+        """Sync: the decision of that step; carried out by a shard that is one step behind. Absent: none yet."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.RequestHeader | None = ...,
+        group: _group_pb2.Group | None = ...,
+        step: _builtins.int = ...,
+        decision: _group_pb2.Decision | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "group", b"group", "header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "group", b"group", "header", b"header", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateGroupRequest: _TypeAlias = UpdateGroupRequest  # noqa: Y015
+
+@_typing.final
+class UpdateGroupResponse(_message.Message):
+    """The group is here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The group's version here."""
+    step: _builtins.int
+    """Its last step that is carried out here."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Header."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        version: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "step", b"step", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateGroupResponse: _TypeAlias = UpdateGroupResponse  # noqa: Y015
+
+@_typing.final
+class CheckStepRequest(_message.Message):
+    """Asks whether a step may be applied."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.RequestHeader:
+        """Header."""
+
+    @_builtins.property
+    def decision(self) -> _group_pb2.Decision:
+        """The decision that home would take."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.RequestHeader | None = ...,
+        decision: _group_pb2.Decision | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckStepRequest: _TypeAlias = CheckStepRequest  # noqa: Y015
+
+@_typing.final
+class CheckStepResponse(_message.Message):
+    """Whether it may."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Header."""
+
+    @_builtins.property
+    def refusal(self) -> _group_pb2.StepRefusal:
+        """Why it may not. Absent: it may."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        refusal: _group_pb2.StepRefusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckStepResponse: _TypeAlias = CheckStepResponse  # noqa: Y015
+
+@_typing.final
+class ListWorkersRequest(_message.Message):
+    """Asks for the workers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.RequestHeader:
+        """Header."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.RequestHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWorkersRequest: _TypeAlias = ListWorkersRequest  # noqa: Y015
+
+@_typing.final
+class Worker(_message.Message):
+    """A client that sends heartbeats."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    LAST_HEARTBEAT_S_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    RESTART_COUNT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    ARRIVED_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.bytes
+    """The client."""
+    last_heartbeat_s: _builtins.float
+    """Seconds since home last heard of it."""
+    last_number: _builtins.int
+    """Its last closed number on home."""
+    group: _builtins.str
+    """Its group. Empty: none (async); the fields below are zero then."""
+    rank: _builtins.int
+    """Its rank."""
+    restart_count: _builtins.int
+    """How often its launcher has restarted it."""
+    step: _builtins.int
+    """Steps of its group that it has been through. Bounded: its clock."""
+    staleness: _builtins.int
+    """Bounded: how many steps it is behind the member that is furthest."""
+    arrived: _builtins.bool
+    """Sync: it has arrived at the step that is to be decided, and waits."""
+    @_builtins.property
+    def terms(self) -> _group_pb2.GroupTerms:
+        """What its group agrees on."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.bytes = ...,
+        last_heartbeat_s: _builtins.float = ...,
+        last_number: _builtins.int = ...,
+        group: _builtins.str = ...,
+        terms: _group_pb2.GroupTerms | None = ...,
+        rank: _builtins.int = ...,
+        restart_count: _builtins.int = ...,
+        step: _builtins.int = ...,
+        staleness: _builtins.int = ...,
+        arrived: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["terms", b"terms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "client_id", b"client_id", "group", b"group", "last_heartbeat_s", b"last_heartbeat_s", "last_number", b"last_number", "rank", b"rank", "restart_count", b"restart_count", "staleness", b"staleness", "step", b"step", "terms", b"terms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Worker: _TypeAlias = Worker  # noqa: Y015
+
+@_typing.final
+class ListWorkersResponse(_message.Message):
+    """The workers, groups' members first, by group and rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Header."""
+
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Worker]:
+        """All of them."""
+
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingGroup]:
+        """Groups with the ranks that they wait for before their next step."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        workers: _abc.Iterable[Global___Worker] | None = ...,
+        waiting: _abc.Iterable[Global___WaitingGroup] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWorkersResponse: _TypeAlias = ListWorkersResponse  # noqa: Y015
+
+@_typing.final
+class WaitingGroup(_message.Message):
+    """A sync group that cannot decide its next step yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Its name."""
+    step: _builtins.int
+    """Its next step."""
+    waited_s: _builtins.float
+    """Seconds since the first member arrived. Zero: none has."""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ranks that have not arrived, or not joined."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        step: _builtins.int = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        waited_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "ranks", b"ranks", "step", b"step", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitingGroup: _TypeAlias = WaitingGroup  # noqa: Y015

@@ -65,6 +65,21 @@ class ShardServiceStub:
                 request_serializer=shardam__proto_dot_v1_dot_shard__pb2.InstallTablesRequest.SerializeToString,
                 response_deserializer=shardam__proto_dot_v1_dot_shard__pb2.InstallTablesResponse.FromString,
                 _registered_method=True)
+        self.UpdateGroup = channel.unary_unary(
+                '/shardam.v1.ShardService/UpdateGroup',
+                request_serializer=shardam__proto_dot_v1_dot_shard__pb2.UpdateGroupRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_shard__pb2.UpdateGroupResponse.FromString,
+                _registered_method=True)
+        self.CheckStep = channel.unary_unary(
+                '/shardam.v1.ShardService/CheckStep',
+                request_serializer=shardam__proto_dot_v1_dot_shard__pb2.CheckStepRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_shard__pb2.CheckStepResponse.FromString,
+                _registered_method=True)
+        self.ListWorkers = channel.unary_unary(
+                '/shardam.v1.ShardService/ListWorkers',
+                request_serializer=shardam__proto_dot_v1_dot_shard__pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_shard__pb2.ListWorkersResponse.FromString,
+                _registered_method=True)
         self.GetMetrics = channel.unary_unary(
                 '/shardam.v1.ShardService/GetMetrics',
                 request_serializer=shardam__proto_dot_v1_dot_shard__pb2.GetMetricsRequest.SerializeToString,
@@ -119,6 +134,27 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateGroup(self, request, context):
+        """Brings a group here to where home has it: the decision of its last step, then its members; called by home. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckStep(self, request, context):
+        """Says whether a step's merged gradients may be applied here; called by home before it decides. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListWorkers(self, request, context):
+        """Lists the workers: clients that send heartbeats; home only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetMetrics(self, request, context):
         """Returns the shard's metrics.
         """
@@ -158,6 +194,21 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.InstallTables,
                     request_deserializer=shardam__proto_dot_v1_dot_shard__pb2.InstallTablesRequest.FromString,
                     response_serializer=shardam__proto_dot_v1_dot_shard__pb2.InstallTablesResponse.SerializeToString,
+            ),
+            'UpdateGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateGroup,
+                    request_deserializer=shardam__proto_dot_v1_dot_shard__pb2.UpdateGroupRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_shard__pb2.UpdateGroupResponse.SerializeToString,
+            ),
+            'CheckStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckStep,
+                    request_deserializer=shardam__proto_dot_v1_dot_shard__pb2.CheckStepRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_shard__pb2.CheckStepResponse.SerializeToString,
+            ),
+            'ListWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkers,
+                    request_deserializer=shardam__proto_dot_v1_dot_shard__pb2.ListWorkersRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_shard__pb2.ListWorkersResponse.SerializeToString,
             ),
             'GetMetrics': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMetrics,
@@ -328,6 +379,87 @@ class ShardService:
             '/shardam.v1.ShardService/InstallTables',
             shardam__proto_dot_v1_dot_shard__pb2.InstallTablesRequest.SerializeToString,
             shardam__proto_dot_v1_dot_shard__pb2.InstallTablesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/UpdateGroup',
+            shardam__proto_dot_v1_dot_shard__pb2.UpdateGroupRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_shard__pb2.UpdateGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/CheckStep',
+            shardam__proto_dot_v1_dot_shard__pb2.CheckStepRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_shard__pb2.CheckStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/ListWorkers',
+            shardam__proto_dot_v1_dot_shard__pb2.ListWorkersRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_shard__pb2.ListWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,

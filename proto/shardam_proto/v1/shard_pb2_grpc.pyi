@@ -47,6 +47,12 @@ class ShardServiceStub:
     """Tells a LOST shard to start empty on a new lineage: its rows are given up. May be repeated."""
     InstallTables: _grpc.UnaryUnaryMultiCallable[_shard_pb2.InstallTablesRequest, _shard_pb2.InstallTablesResponse]
     """Installs tables that the home shard created. May be repeated."""
+    UpdateGroup: _grpc.UnaryUnaryMultiCallable[_shard_pb2.UpdateGroupRequest, _shard_pb2.UpdateGroupResponse]
+    """Brings a group here to where home has it: the decision of its last step, then its members; called by home. May be repeated."""
+    CheckStep: _grpc.UnaryUnaryMultiCallable[_shard_pb2.CheckStepRequest, _shard_pb2.CheckStepResponse]
+    """Says whether a step's merged gradients may be applied here; called by home before it decides. Changes nothing."""
+    ListWorkers: _grpc.UnaryUnaryMultiCallable[_shard_pb2.ListWorkersRequest, _shard_pb2.ListWorkersResponse]
+    """Lists the workers: clients that send heartbeats; home only."""
     GetMetrics: _grpc.UnaryUnaryMultiCallable[_shard_pb2.GetMetricsRequest, _shard_pb2.GetMetricsResponse]
     """Returns the shard's metrics."""
 
@@ -69,6 +75,12 @@ class ShardServiceAsyncStub(ShardServiceStub):
     """Tells a LOST shard to start empty on a new lineage: its rows are given up. May be repeated."""
     InstallTables: _aio.UnaryUnaryMultiCallable[_shard_pb2.InstallTablesRequest, _shard_pb2.InstallTablesResponse]  # type: ignore[assignment]
     """Installs tables that the home shard created. May be repeated."""
+    UpdateGroup: _aio.UnaryUnaryMultiCallable[_shard_pb2.UpdateGroupRequest, _shard_pb2.UpdateGroupResponse]  # type: ignore[assignment]
+    """Brings a group here to where home has it: the decision of its last step, then its members; called by home. May be repeated."""
+    CheckStep: _aio.UnaryUnaryMultiCallable[_shard_pb2.CheckStepRequest, _shard_pb2.CheckStepResponse]  # type: ignore[assignment]
+    """Says whether a step's merged gradients may be applied here; called by home before it decides. Changes nothing."""
+    ListWorkers: _aio.UnaryUnaryMultiCallable[_shard_pb2.ListWorkersRequest, _shard_pb2.ListWorkersResponse]  # type: ignore[assignment]
+    """Lists the workers: clients that send heartbeats; home only."""
     GetMetrics: _aio.UnaryUnaryMultiCallable[_shard_pb2.GetMetricsRequest, _shard_pb2.GetMetricsResponse]  # type: ignore[assignment]
     """Returns the shard's metrics."""
 
@@ -124,6 +136,30 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.InstallTablesResponse, _abc.Awaitable[_shard_pb2.InstallTablesResponse]]:
         """Installs tables that the home shard created. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def UpdateGroup(
+        self,
+        request: _shard_pb2.UpdateGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.UpdateGroupResponse, _abc.Awaitable[_shard_pb2.UpdateGroupResponse]]:
+        """Brings a group here to where home has it: the decision of its last step, then its members; called by home. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def CheckStep(
+        self,
+        request: _shard_pb2.CheckStepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.CheckStepResponse, _abc.Awaitable[_shard_pb2.CheckStepResponse]]:
+        """Says whether a step's merged gradients may be applied here; called by home before it decides. Changes nothing."""
+
+    @_abc_1.abstractmethod
+    def ListWorkers(
+        self,
+        request: _shard_pb2.ListWorkersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.ListWorkersResponse, _abc.Awaitable[_shard_pb2.ListWorkersResponse]]:
+        """Lists the workers: clients that send heartbeats; home only."""
 
     @_abc_1.abstractmethod
     def GetMetrics(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from shardam_proto.errors import BadOption, ClientClosed, QueueFull, SequenceError, StaleState
+from shardam_server.shard.groups.values import StepResult
 
 MAX_CLIENTS = 65_536
 """Client entries a shard keeps by default; an entry is about 400 bytes, and 200 more for each number it remembers."""
@@ -27,11 +28,13 @@ class Origin:
         client_id: the client.
         number: its number, from 1.
         digest: digest of the change's content.
+        clock: of a push in a bounded group, applied or not: the client's clock after it; zero: none.
     """
 
     client_id: bytes
     number: int
     digest: bytes
+    clock: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +45,13 @@ class Outcome:
         steps: table id -> its step after the change, for the tables that stepped.
         num_rows: rows written, deleted or cleared, for row changes.
         change_number: the shard's change number of the change, for row changes.
+        result: how the step ended, for contributions to a step of a sync group.
     """
 
     steps: dict[int, int] = dataclasses.field(default_factory=dict)
     num_rows: int = 0
     change_number: int = 0
+    result: StepResult | None = None
 
 
 @dataclasses.dataclass
@@ -59,6 +64,7 @@ class ClientEntry:
         settled: its numbers are equal on all shards.
         heartbeats: it sends heartbeats to home.
         outcomes: number -> (digest of its content, how it ended), of the last WINDOW numbers, in order.
+        clock: its clock in a bounded group: pushes applied, skipped or voided, and what it joined with; zero: none yet.
         last_contact: time.monotonic() of its last request.
     """
 
@@ -67,6 +73,7 @@ class ClientEntry:
     settled: bool = False
     heartbeats: bool = False
     outcomes: dict[int, tuple[bytes, Outcome]] = dataclasses.field(default_factory=dict)
+    clock: int = 0
     last_contact: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -77,11 +84,12 @@ class ClientEntry:
         """
         return self.closed and (self.settled or not self.last_number)
 
-    def record(self, number: int, digest: bytes, outcome: Outcome) -> None:
+    def record(self, origin: Origin, outcome: Outcome) -> None:
         """Closes the next number."""
-        self.last_number = number
-        self.outcomes[number] = digest, outcome
-        self.outcomes.pop(number - WINDOW, None)
+        self.last_number = origin.number
+        self.outcomes[origin.number] = origin.digest, outcome
+        self.outcomes.pop(origin.number - WINDOW, None)
+        self.clock = origin.clock or self.clock
 
 
 class Clients:

@@ -6,12 +6,16 @@ import asyncio
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+from shardam_proto.errors import ClientClosed
 from shardam_proto.v1 import shard_pb2
-from shardam_server.shard.clients import ClientEntry, check_client_id
+from shardam_server.shard.clients import ClientEntry, Origin, check_client_id
 from shardam_server.shard.state import ShardState
 
 HOME = 0
 """Index of the shard that closes clients."""
+
+CLOSED_BY_HOME = b"closed by home"
+"""Digest of a number that home closed for a client that was gone."""
 
 PAGE_BYTES = 2**20
 """A page of ended clients is full at about this size: far below what a message may hold."""
@@ -182,6 +186,23 @@ def end_all_here(state: ShardState, after_client_id: bytes) -> tuple[list[shard_
     return page, b""
 
 
+def settle_number(state: ShardState, client_id: bytes, number: int, table_ids: Sequence[int]) -> None:
+    """Closes an ended client's next number as home says (VOID); one that is closed already is passed over.
+
+    Raises:
+        ClientClosed: the client is not known, is still open, or lacks numbers before this one.
+        UnknownTable: a table is not known.
+    """
+    entry = state.clients.find(client_id)
+    if entry is None or not entry.closed or number > entry.last_number + 1:
+        place = "not known" if entry is None else f"at number {entry.last_number}" if entry.closed else "still open"
+        raise ClientClosed(
+            f"client {client_id.hex()} is {place} here, so its number {number} cannot be settled", reason="UNKNOWN_CLIENT"
+        )
+    if number == entry.last_number + 1:
+        state.void(table_ids, Origin(client_id, number, CLOSED_BY_HOME))
+
+
 def settle_here(
     state: ShardState, client_id: bytes, numbers: Iterable[tuple[int, tuple[int, ...]]], *, settled: bool = False
 ) -> None:
@@ -206,6 +227,6 @@ def settle_here(
     if entry is not None and entry.settled:
         return
     for number, table_ids in numbers:
-        state.settle_number(client_id, number, table_ids)
+        settle_number(state, client_id, number, table_ids)
     if settled:
         state.end_client(client_id, settled=True)

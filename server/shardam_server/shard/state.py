@@ -8,21 +8,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from shardam_proto.errors import ClientClosed, JournalFailed, OutOfMemory, RowLimit, SchemaMismatch, ShardamError, UnknownTable
+from shardam_proto.errors import JournalFailed, OutOfMemory, SchemaMismatch, ShardamError, UnknownTable
 from shardam_server.shard.clients import MAX_CLIENTS, ClientEntry, Clients, Origin, Outcome, check_client_id
 from shardam_server.shard.conditions import RowCondition, check_condition
+from shardam_server.shard.groups.entries import Groups
 from shardam_server.shard.journal import change_records
 from shardam_server.shard.journal.interface import Journal, NoJournal
 from shardam_server.shard.records import Device, Int64s
+from shardam_server.shard.row_limits import check_room
 from shardam_server.shard.table import GradientSection, PreparedUpdate, RowWrite, StagedTableStep, Table
 
 logger = logging.getLogger(__name__)
 
 NO_CONDITION = RowCondition()
 """Nothing is asked of the rows that a change names."""
-
-CLOSED_BY_HOME = b"closed by home"
-"""Digest of a number that home closed for a client that was gone."""
 
 
 class ShardState:
@@ -39,6 +38,7 @@ class ShardState:
     Attributes:
         journal: takes every change; set once the state on disk has been replayed.
         change_number: how many changes have been applied on this timeline.
+        groups: groups of workers, and parts that wait for their step's decision.
         half_applied: what went wrong while a change was applied, and what to do; empty: nothing. Set before the locks of its
             tables are given back.
         when_half_applied: called then, on the sequencer's thread.
@@ -52,6 +52,7 @@ class ShardState:
         self.change_number = 0
         self.half_applied = ""
         self.when_half_applied: Callable[[], None] = lambda: None
+        self.groups = Groups()
         self._tables_by_id: dict[int, Table] = {}
         self._tables_by_name: dict[str, Table] = {}
         self._install_lock = threading.Lock()
@@ -110,7 +111,7 @@ class ShardState:
             if not new:
                 return
             infos = [table.schema_info(with_step=True) for table in new]
-            with self._journaled(change_records.install_record(self.change_number + 1, infos)):
+            with self.journaled(change_records.install_record(self.change_number + 1, infos)):
                 self.put_tables(new)
 
     def put_tables(self, tables: Iterable[Table]) -> None:
@@ -129,7 +130,7 @@ class ShardState:
         if not raised:
             return
         tables = [self._tables_by_id[table_id] for table_id in raised]
-        with self._write_locks(tables), self._journaled(change_records.steps_record(self.change_number + 1, raised)):
+        with self.write_locks(tables), self.journaled(change_records.steps_record(self.change_number + 1, raised)):
             for table in tables:
                 table.step = raised[table.table_id]
 
@@ -154,7 +155,7 @@ class ShardState:
             return self.clients.get(client_id)
         forgotten = self.clients.forgettable()
         record = change_records.open_record(self.change_number + 1, client_id, heartbeats=heartbeats, forgotten=forgotten)
-        with self._journaled(record):
+        with self.journaled(record):
             self.clients.forget([forgotten] if forgotten is not None else [])
             return self.clients.add(client_id, heartbeats=heartbeats)
 
@@ -169,32 +170,16 @@ class ShardState:
         entry = self.clients.find(client_id)
         changes = remember if entry is None else not entry.closed or (settled and not entry.settled)
         if changes:
-            with self._journaled(change_records.end_record(self.change_number + 1, client_id, settled=settled)):
+            with self.journaled(change_records.end_record(self.change_number + 1, client_id, settled=settled)):
                 self.clients.end(client_id, settled=settled)
+                self.groups.drop_part(client_id)
         return self.clients.find(client_id)
-
-    def settle_number(self, client_id: bytes, number: int, table_ids: Sequence[int]) -> None:
-        """Closes an ended client's next number as home says (VOID); one that is closed already is passed over.
-
-        Raises:
-            ClientClosed: the client is not known, is still open, or lacks numbers before this one.
-            UnknownTable: a table is not known.
-        """
-        entry = self.clients.find(client_id)
-        if entry is None or not entry.closed or number > entry.last_number + 1:
-            state = "not known" if entry is None else f"at number {entry.last_number}" if entry.closed else "still open"
-            raise ClientClosed(
-                f"client {client_id.hex()} is {state} here, so its number {number} cannot be settled",
-                reason="UNKNOWN_CLIENT",
-            )
-        if number == entry.last_number + 1:
-            self.void(table_ids, Origin(client_id, number, CLOSED_BY_HOME))
 
     def forget_idle_clients(self, now: float | None = None) -> int:
         """Forgets clients without contact for a day; returns how many."""
         idle = self.clients.idle(time.monotonic() if now is None else now)
         if idle:
-            with self._journaled(change_records.forget_record(self.change_number + 1, idle)):
+            with self.journaled(change_records.forget_record(self.change_number + 1, idle)):
                 self.clients.forget(idle)
         return len(idle)
 
@@ -224,29 +209,57 @@ class ShardState:
             ShardamError: a section is refused; no table has changed.
             JournalFailed: it could not be journaled; or it broke off while it was applied.
         """
-        updates = [section.table.prepare(section) for section in sections]
-        tables = [section.table for section in sections]
-        with self._write_locks(tables):
-            new_rows = [
-                (table, table.count_new(update.gradients.row_ids)) for table, update in zip(tables, updates, strict=True)
-            ]
-            self._check_room(new_rows)
+        self.groups.check_push()
+        updates = [(section.table, section.table.prepare(section)) for section in sections]
+        outcome = Outcome()
+
+        def record(steps: Sequence[StagedTableStep]) -> change_records.Change:
+            return change_records.push_record(self.change_number + 1, origin, sections, steps)
+
+        def close(steps: dict[int, int]) -> None:
+            outcome.steps.update(steps)
+            self.close_number(origin, outcome)
+
+        self.step_tables(updates, record, close)
+        return outcome
+
+    def step_tables(
+        self,
+        updates: Sequence[tuple[Table, PreparedUpdate]],
+        record: Callable[[Sequence[StagedTableStep]], change_records.Change],
+        close: Callable[[dict[int, int]], None],
+        *,
+        limited: bool = True,
+    ) -> None:
+        """Applies one step to each of several tables, whole or not at all.
+
+        Args:
+            updates: the tables, each once, and their checked gradients.
+            record: makes the change's record of the staged steps, in the order of updates.
+            close: closes the numbers that the change was, given table id -> step after it; part of the change.
+            limited: whether it may be refused because of its new rows.
+
+        Raises:
+            RowLimit, OutOfMemory: there is no room; no table has changed.
+            JournalFailed: as push.
+        """
+        with self.write_locks([table for table, _ in updates]):
+            new_rows = [(table, table.count_new(update.gradients.row_ids)) for table, update in updates]
+            if limited:
+                check_room(new_rows, self.num_rows, self.max_rows)
             for table, num_new in new_rows:
                 table.reserve(num_new)
-            staged = self._stage(list(zip(tables, updates, strict=True)))
-            outcome = Outcome(steps={table.table_id: step.step.table_step for table, step in staged})
-            steps = [step for _, step in staged]
+            staged = self._stage(updates)
             try:
-                with self._journaled(change_records.push_record(self.change_number + 1, origin, sections, steps)):
+                with self.journaled(record([step for _, step in staged])):
                     for table, step in staged:
                         table.apply(step)
                     self._device.finish()
-                    self._close_number(origin, outcome)
+                    close({table.table_id: step.step.table_step for table, step in staged})
             except BaseException:
                 if not self.half_applied:
                     _discard(staged)
                 raise
-        return outcome
 
     def _stage(self, updates: Sequence[tuple[Table, PreparedUpdate]]) -> list[tuple[Table, StagedTableStep]]:
         """Brings all parts to the device before the first is applied, so that none or all are."""
@@ -262,12 +275,12 @@ class ShardState:
     def void(self, table_ids: Sequence[int], origin: Origin) -> Outcome:
         """Uses a number up without its change: steps tables without a gradient, because it stepped them on other shards."""
         tables = [self.table(table_id) for table_id in dict.fromkeys(table_ids)]
-        with self._write_locks(tables):
+        with self.write_locks(tables):
             outcome = Outcome(steps={table.table_id: table.step + 1 for table in tables})
-            with self._journaled(change_records.close_record(self.change_number + 1, origin, outcome.steps)):
+            with self.journaled(change_records.close_record(self.change_number + 1, origin, outcome.steps)):
                 for table in tables:
                     table.step += 1
-                self._close_number(origin, outcome)
+                self.close_number(origin, outcome)
         return outcome
 
     def assign(
@@ -278,15 +291,16 @@ class ShardState:
         Raises:
             ShardamError: a value or limit is refused, or the condition does not hold; nothing has changed.
         """
+        self.groups.check_row_change(origin)
         table.check_write(write)
-        with self._write_locks([table]):
+        with self.write_locks([table]):
             check_condition(table, write.row_ids, condition)
             num_new = table.count_new(write.row_ids)
-            self._check_room([(table, num_new)])
+            check_room([(table, num_new)], self.num_rows, self.max_rows)
             table.reserve(num_new)
             change_number = self.change_number + 1
             record = change_records.assign_record(change_number, origin, table, write)
-            with self._journaled(record, undone_by=(OutOfMemory,)):
+            with self.journaled(record, undone_by=(OutOfMemory,)):
                 num_rows = table.assign(write, change_number)
                 self._device.finish()
                 return self._close_rows(origin, num_rows, change_number)
@@ -298,11 +312,13 @@ class ShardState:
 
         Raises:
             EtagMismatch: the condition does not hold; nothing has changed.
+            NotAMember: there is a sync group, and the change is not a member's.
         """
-        with self._write_locks([table]):
+        self.groups.check_row_change(origin)
+        with self.write_locks([table]):
             check_condition(table, row_ids, condition)
             change_number = self.change_number + 1
-            with self._journaled(change_records.delete_record(change_number, origin, table, row_ids)):
+            with self.journaled(change_records.delete_record(change_number, origin, table, row_ids)):
                 return self._close_rows(origin, table.delete(row_ids), change_number)
 
     def clear_moments(
@@ -312,28 +328,31 @@ class ShardState:
 
         Raises:
             EtagMismatch: the condition does not hold; nothing has changed.
+            NotAMember: there is a sync group, and the change is not a member's.
         """
-        with self._write_locks([table]):
+        self.groups.check_row_change(origin)
+        with self.write_locks([table]):
             check_condition(table, row_ids, condition)
             change_number = self.change_number + 1
             record = change_records.clear_moments_record(change_number, origin, table, row_ids)
-            with self._journaled(record, undone_by=(OutOfMemory,)):
+            with self.journaled(record, undone_by=(OutOfMemory,)):
                 num_rows = table.clear_moments(row_ids, change_number)
                 self._device.finish()
                 return self._close_rows(origin, num_rows, change_number)
 
     def _close_rows(self, origin: Origin | None, num_rows: int, change_number: int) -> Outcome:
         outcome = Outcome(num_rows=num_rows, change_number=change_number)
-        self._close_number(origin, outcome)
+        self.close_number(origin, outcome)
         return outcome
 
-    def _close_number(self, origin: Origin | None, outcome: Outcome) -> None:
+    def close_number(self, origin: Origin | None, outcome: Outcome) -> None:
+        """Notes how a number ended; within journaled."""
         entry = None if origin is None else self.clients.find(origin.client_id)
         if origin is not None and entry is not None:
-            entry.record(origin.number, origin.digest, outcome)
+            entry.record(origin, outcome)
 
     @contextlib.contextmanager
-    def _journaled(self, change: change_records.Change, *, undone_by: tuple[type[ShardamError], ...] = ()) -> Iterator[None]:
+    def journaled(self, change: change_records.Change, *, undone_by: tuple[type[ShardamError], ...] = ()) -> Iterator[None]:
         """Counts a change, and has it in the journal before the block applies it.
 
         Args:
@@ -359,30 +378,9 @@ class ShardState:
             raise JournalFailed(self.half_applied) from error
         self.change_number = record.change_number
 
-    def _check_room(self, new_rows: Sequence[tuple[Table, int]]) -> None:
-        for table, num_new in new_rows:
-            limit = table.spec.max_rows_per_shard
-            if limit and num_new and table.num_rows + num_new > limit:
-                raise RowLimit(
-                    f"table {table.spec.name!r} holds {table.num_rows} rows here and may hold {limit}; the change would add "
-                    f"{num_new}. Delete rows, or create the table with a larger max_rows_per_shard",
-                    metadata={
-                        "table": table.spec.name,
-                        "limit": str(limit),
-                        "rows": str(table.num_rows),
-                        "new_rows": str(num_new),
-                    },
-                )
-        total_new = sum(num_new for _, num_new in new_rows)
-        if self.max_rows and total_new and self.num_rows + total_new > self.max_rows:
-            raise RowLimit(
-                f"this shard holds {self.num_rows} rows and may hold {self.max_rows}; the change would add {total_new}. "
-                "Delete rows, add shards, or start shards with a larger --max-rows",
-                metadata={"limit": str(self.max_rows), "rows": str(self.num_rows), "new_rows": str(total_new)},
-            )
-
     @contextlib.contextmanager
-    def _write_locks(self, tables: Sequence[Table]) -> Iterator[None]:
+    def write_locks(self, tables: Sequence[Table]) -> Iterator[None]:
+        """Holds tables for writing."""
         with contextlib.ExitStack() as stack:
             for table in sorted(tables, key=lambda table: table.table_id):  # one order for all: no deadlock with reads
                 stack.enter_context(table.lock.write())

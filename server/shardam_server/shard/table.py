@@ -34,6 +34,7 @@ class GradientSection:
         gradients: float32 [N, dim].
         options: hyper-parameters.
         grad_scale: loss scale of the gradients.
+        contributions: K of a mean over K contributions, whose sums the gradients are; else 1.
         recorded: of a push that is replayed from a journal: the step it was; None: computed.
     """
 
@@ -42,6 +43,7 @@ class GradientSection:
     gradients: Float32s
     options: AdamOptions
     grad_scale: float
+    contributions: int = 1
     recorded: RecordedStep | None = None
 
 
@@ -218,21 +220,28 @@ class Table:
         row_ids, gradients = section.row_ids, section.gradients
         self.check_ids(row_ids)
         step_factors = self._next_factors(section)
-        if self.spec.padding_idx is not None:
-            keep = row_ids != self.spec.padding_idx
-            if not keep.all():
-                row_ids, gradients = row_ids[keep], gradients[keep]
+        row_ids, gradients = self.without_padding(row_ids, gradients)
         prepared = self.storage.prepare(row_ids, gradients, step_factors)
         if prepared.bad_rows.size:
-            bad_ids = prepared.row_ids[prepared.bad_rows]
-            self.nonfinite_pushes += 1
-            raise NonFiniteGradient(
-                f"table {self.spec.name!r}: the summed gradient of ids {_some(bad_ids)} is NaN, infinite or at least 2**64; "
-                "the push was refused and nothing changed",
-                metadata={"table": self.spec.name, "row_ids": _some(bad_ids)},
-            )
+            raise self.refuse_gradients(prepared.row_ids[prepared.bad_rows])
         return PreparedUpdate(
             prepared, step_factors, section.options, None if section.recorded is None else section.recorded.row_values
+        )
+
+    def without_padding(self, row_ids: Int64s, gradients: Float32s) -> tuple[Int64s, Float32s]:
+        """Leaves out the padding row, which a push never writes."""
+        if self.spec.padding_idx is None:
+            return row_ids, gradients
+        keep = row_ids != self.spec.padding_idx
+        return (row_ids, gradients) if keep.all() else (row_ids[keep], gradients[keep])
+
+    def refuse_gradients(self, bad_ids: Int64s) -> NonFiniteGradient:
+        """Counts a push whose summed gradients cannot be applied, and returns the error."""
+        self.nonfinite_pushes += 1
+        return NonFiniteGradient(
+            f"table {self.spec.name!r}: the summed gradient of ids {_some(bad_ids)} is NaN, infinite or at least 2**64; "
+            "the push was refused and nothing changed",
+            metadata={"table": self.spec.name, "row_ids": _some(bad_ids)},
         )
 
     def _next_factors(self, section: GradientSection) -> Factors:
@@ -244,7 +253,7 @@ class Table:
                 )
             return section.recorded.factors
         try:
-            return factors(section.options, self.step + 1, grad_scale=section.grad_scale)
+            return factors(section.options, self.step + 1, grad_scale=section.grad_scale, contributions=section.contributions)
         except OptionError as error:
             raise BadOption(f"table {self.spec.name!r}: {error}", metadata={"table": self.spec.name}) from error
 

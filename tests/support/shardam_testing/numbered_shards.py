@@ -108,7 +108,7 @@ class NumberedShard:
         except ShardamError as error:
             refuse(context, error)
         if former is None:
-            self.clients.get(origin.client_id).record(origin.number, origin.digest, outcome)
+            self.clients.get(origin.client_id).record(origin, outcome)
         return outcome, former is not None
 
     def apply(self, request: _Change, row_ids: list[int], fault: Fault | None) -> Outcome:

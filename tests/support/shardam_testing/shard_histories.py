@@ -18,6 +18,7 @@ from shardam_server.shard.clients import Origin, Outcome
 from shardam_server.shard.journal.base_writer import BaseCopy, BaseReport
 from shardam_server.shard.journal.options import JournalOptions
 from shardam_server.shard.journal.store import StateStore
+from shardam_server.shard.last_numbers import settle_number
 from shardam_server.shard.records import CpuDevice, Float32s
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection, RowWrite, Table, table_from_info
@@ -120,7 +121,7 @@ def clear_moments(rng: np.random.Generator, name: str) -> Change:
 def settle(state: ShardState) -> None:
     entry = state.clients.find(OTHER_CLIENT)
     assert entry is not None
-    state.settle_number(OTHER_CLIENT, entry.last_number + 1, [find(state, "words").table_id])
+    settle_number(state, OTHER_CLIENT, entry.last_number + 1, [find(state, "words").table_id])
 
 
 def every_change(seed: int = 0) -> list[Change]:

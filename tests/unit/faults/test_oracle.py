@@ -15,8 +15,9 @@ from shardam_testing.faults.sequence import TABLES, Assign, Change, Delete, make
 from shardam_proto.v1 import common_pb2, journal_pb2
 from shardam_server.shard.clients import Origin
 from shardam_server.shard.journal.interface import Arrays
+from shardam_server.shard.last_numbers import CLOSED_BY_HOME, settle_number
 from shardam_server.shard.records import CpuDevice
-from shardam_server.shard.state import CLOSED_BY_HOME, ShardState
+from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection, RowWrite, Table, table_from_info
 
 DEVICE = CpuDevice(num_threads=1)
@@ -126,7 +127,7 @@ def test_numbers_that_home_closed_after_the_end_are_told_apart() -> None:
     trained.change(CLIENT, 1, make_change(1, 2))
     trained.state.void([], Origin(CLIENT, 2, b"skip"))
     trained.state.end_client(CLIENT)
-    trained.state.settle_number(CLIENT, 3, [101])
+    settle_number(trained.state, CLIENT, 3, [101])
     trained.state.end_client(CLIENT, settled=True)
     oracle = trained.oracle()
     assert [(applied.number, applied.after_end) for applied in oracle.applied] == [(1, False), (2, False), (3, True)]

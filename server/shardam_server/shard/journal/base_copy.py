@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from shardam_proto.v1 import common_pb2, journal_pb2
 from shardam_server.shard.clients import ClientEntry
+from shardam_server.shard.groups.entries import GroupEntry, StagedPart
+from shardam_server.shard.groups.messages import encode_decision, encode_group, encode_kind, encode_result
 from shardam_server.shard.journal.interface import Arrays
 from shardam_server.shard.option_messages import encode_options
 from shardam_server.shard.state import ShardState
@@ -48,11 +50,15 @@ class StateCopy:
         change_number: the change that it is as of.
         tables: its tables.
         clients: its clients, the oldest first.
+        groups: its groups.
+        parts: parts that wait for a decision; their arrays are never written to.
     """
 
     change_number: int
     tables: list[TableCopy]
     clients: list[tuple[bytes, ClientEntry]]
+    groups: list[journal_pb2.StoredGroup]
+    parts: list[StagedPart]
 
     @property
     def num_rows(self) -> int:
@@ -68,6 +74,10 @@ class StateCopy:
                 yield journal_pb2.BaseRecord(rows=rows), chunk
         for client_id, entry in self.clients:
             yield journal_pb2.BaseRecord(client=_client_message(client_id, entry)), []
+        for group in self.groups:
+            yield journal_pb2.BaseRecord(group=group), []
+        for part in self.parts:
+            yield _part_record(part)
         yield journal_pb2.BaseRecord(end=journal_pb2.BaseEnd(num_rows=self.num_rows, num_clients=len(self.clients))), []
 
 
@@ -78,6 +88,8 @@ def copy_state(state: ShardState) -> StateCopy:
         [_copy_table(table) for table in state.tables()],
         # What a number's outcome is never changes; which numbers are kept does.
         [(client_id, dataclasses.replace(entry, outcomes=dict(entry.outcomes))) for client_id, entry in state.clients],
+        [_group_message(entry) for entry in state.groups],
+        state.groups.parts(),
     )
 
 
@@ -126,6 +138,7 @@ def _client_message(client_id: bytes, entry: ClientEntry) -> journal_pb2.StoredC
             steps=[common_pb2.TableStep(table_id=table_id, table_step=step) for table_id, step in outcome.steps.items()],
             num_rows=outcome.num_rows,
             change_number=outcome.change_number,
+            result=encode_result(outcome.result),
         )
         for number, (digest, outcome) in entry.outcomes.items()
     ]
@@ -136,4 +149,33 @@ def _client_message(client_id: bytes, entry: ClientEntry) -> journal_pb2.StoredC
         settled=entry.settled,
         heartbeats=entry.heartbeats,
         outcomes=outcomes,
+        clock=entry.clock,
     )
+
+
+def _group_message(entry: GroupEntry) -> journal_pb2.StoredGroup:
+    decision = None if entry.decision is None else encode_decision(entry.decision)
+    return journal_pb2.StoredGroup(group=encode_group(entry.group), step=entry.step, decision=decision)
+
+
+def _part_record(part: StagedPart) -> tuple[journal_pb2.BaseRecord, Arrays]:
+    origin, gradients = part.origin, list(part.tables.values())
+    message = journal_pb2.PartRecord(
+        group=part.group,
+        step=part.step,
+        rank=part.rank,
+        kind=encode_kind(part.kind),
+        tables=[
+            journal_pb2.TablePart(
+                table_id=table_id,
+                num_rows=gradient.row_ids.size,
+                options=encode_options(gradient.options, gradient.grad_scale),
+            )
+            for table_id, gradient in part.tables.items()
+        ],
+    )
+    stored = journal_pb2.StoredPart(
+        origin=journal_pb2.ChangeOrigin(client_id=origin.client_id, number=origin.number, digest=origin.digest), part=message
+    )
+    row_ids, rows = [one.row_ids for one in gradients], [one.gradients for one in gradients]
+    return journal_pb2.BaseRecord(staged_part=stored), [*row_ids, *rows]

@@ -9,7 +9,10 @@ from google.protobuf.message import DecodeError
 
 from shardam_proto.errors import JournalDamaged, OutOfMemory, ShardamError
 from shardam_proto.v1 import journal_pb2
-from shardam_server.shard.clients import ClientEntry, Outcome
+from shardam_server.shard.clients import ClientEntry, Origin, Outcome
+from shardam_server.shard.groups.entries import GroupEntry, StagedPart
+from shardam_server.shard.groups.messages import decode_decision, decode_group, decode_kind, decode_result
+from shardam_server.shard.groups.parts import merge_section
 from shardam_server.shard.journal.base_copy import StateCopy
 from shardam_server.shard.journal.current import Current
 from shardam_server.shard.journal.file_names import file_header, number_of
@@ -24,7 +27,7 @@ from shardam_server.shard.journal.frames import (
 )
 from shardam_server.shard.journal.journal_file import JournalFile
 from shardam_server.shard.journal.reader import check_header, read_header
-from shardam_server.shard.journal.replay import ArrayReader
+from shardam_server.shard.journal.replay import ArrayReader, read_sections
 from shardam_server.shard.option_messages import decode_options
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import MakeRecords, RowCounters
@@ -109,6 +112,10 @@ class BaseReader:
                 self._read_rows(record.rows, arrays)
             case "client":
                 self._state.clients.put(record.client.client_id, _client_entry(record.client))
+            case "group":
+                self._state.groups.put(_group_entry(record.group))
+            case "staged_part":
+                self._state.groups.put_part(self._staged_part(record.staged_part, arrays))
             case "end":
                 self._end = record.end
             case _:
@@ -127,6 +134,18 @@ class BaseReader:
         change_numbers = arrays.take("<u8", num_rows).astype(np.uint64, copy=False)
         table.storage.restore(row_ids, components, RowCounters(row_steps, touched_steps, change_numbers))
         self._num_rows += num_rows
+
+    def _staged_part(self, stored: journal_pb2.StoredPart, arrays: ArrayReader) -> StagedPart:
+        origin, part = stored.origin, stored.part
+        sections = read_sections(self._state, part, arrays)
+        return StagedPart(
+            Origin(origin.client_id, origin.number, origin.digest),
+            part.group,
+            part.step,
+            part.rank,
+            decode_kind(part.kind),
+            {section.table.table_id: merge_section(section) for section in sections},
+        )
 
     def _finish(self, path: Path, offset: int) -> None:
         if self._end is None:
@@ -147,7 +166,12 @@ def _client_entry(message: journal_pb2.StoredClient) -> ClientEntry:
     outcomes = {
         stored.number: (
             stored.digest,
-            Outcome({step.table_id: step.table_step for step in stored.steps}, stored.num_rows, stored.change_number),
+            Outcome(
+                {step.table_id: step.table_step for step in stored.steps},
+                stored.num_rows,
+                stored.change_number,
+                decode_result(stored.result) if stored.HasField("result") else None,
+            ),
         )
         for stored in message.outcomes
     }
@@ -157,4 +181,10 @@ def _client_entry(message: journal_pb2.StoredClient) -> ClientEntry:
         settled=message.settled,
         heartbeats=message.heartbeats,
         outcomes=outcomes,
+        clock=message.clock,
     )
+
+
+def _group_entry(message: journal_pb2.StoredGroup) -> GroupEntry:
+    decision = decode_decision(message.decision) if message.HasField("decision") else None
+    return GroupEntry(decode_group(message.group), message.step, decision)

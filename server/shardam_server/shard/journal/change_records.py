@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from shardam_kernels.factors import Factors
 from shardam_proto.v1 import common_pb2, journal_pb2
 from shardam_server.shard.clients import Origin
+from shardam_server.shard.groups.entries import StagedPart
+from shardam_server.shard.groups.messages import encode_decision, encode_group, encode_kind, encode_result
+from shardam_server.shard.groups.values import Decision, Group, StepResult
 from shardam_server.shard.journal.interface import Arrays
 from shardam_server.shard.option_messages import encode_options
 from shardam_server.shard.records import Int64s
@@ -22,19 +25,9 @@ def push_record(
     """Describes a push whose steps are staged."""
     tables, row_arrays = [], []
     for section, step in zip(sections, staged, strict=True):
-        values = step.update.values
-        tables.append(
-            journal_pb2.TablePush(
-                table_id=section.table.table_id,
-                table_step=step.step.table_step,
-                num_rows=section.row_ids.size,
-                factors=_factors(step.step.factors),
-                options=encode_options(section.options, section.grad_scale),
-                num_row_steps=0 if values is None else values.steps.size,
-            )
-        )
-        if values is not None:
-            row_arrays += [values.steps, values.factors]
+        tables.append(_table_push(section, step))
+        if step.update.values is not None:
+            row_arrays += [step.update.values.steps, step.update.values.factors]
     row_ids = [section.row_ids for section in sections]
     gradients = [section.gradients for section in sections]
     push = journal_pb2.PushRecord(
@@ -43,9 +36,49 @@ def push_record(
     return _record(change_number, origin, push=push), [*row_ids, *gradients, *row_arrays]
 
 
-def close_record(change_number: int, origin: Origin, steps: Mapping[int, int]) -> Change:
+def part_record(change_number: int, part: StagedPart, sections: Sequence[GradientSection]) -> Change:
+    """Describes a part that waits for its step's decision; its sections as pushed."""
+    message = journal_pb2.PartRecord(
+        group=part.group,
+        step=part.step,
+        rank=part.rank,
+        kind=encode_kind(part.kind),
+        tables=[
+            journal_pb2.TablePart(
+                table_id=section.table.table_id,
+                num_rows=section.row_ids.size,
+                options=encode_options(section.options, section.grad_scale),
+            )
+            for section in sections
+        ],
+    )
+    row_ids = [section.row_ids for section in sections]
+    gradients = [section.gradients for section in sections]
+    return _record(change_number, part.origin, part=message), [*row_ids, *gradients]
+
+
+def decision_record(
+    change_number: int, decision: Decision, sections: Sequence[GradientSection], staged: Sequence[StagedTableStep]
+) -> Change:
+    """Describes a decided step; its sections are the merged gradients, which follow from the parts."""
+    tables, row_arrays = [], []
+    for section, step in zip(sections, staged, strict=True):
+        tables.append(_table_push(section, step))
+        if step.update.values is not None:
+            row_arrays += [step.update.values.steps, step.update.values.factors]
+    record = journal_pb2.DecisionRecord(decision=encode_decision(decision), tables=tables)
+    return _record(change_number, None, decision=record), row_arrays
+
+
+def group_record(change_number: int, group: Group, step: int) -> Change:
+    """Describes a group's members; step: its last decided one, for a shard that did not know it."""
+    return _record(change_number, None, group=journal_pb2.GroupRecord(group=encode_group(group), step=step)), []
+
+
+def close_record(change_number: int, origin: Origin, steps: Mapping[int, int], result: StepResult | None = None) -> Change:
     """Describes a number closed without a gradient; steps: table id -> its step after it."""
-    return _record(change_number, origin, close=journal_pb2.CloseRecord(steps=_steps(steps))), []
+    close = journal_pb2.CloseRecord(steps=_steps(steps), result=encode_result(result))
+    return _record(change_number, origin, close=close), []
 
 
 def assign_record(change_number: int, origin: Origin | None, table: Table, write: RowWrite) -> Change:
@@ -111,10 +144,15 @@ def _record(
     open: journal_pb2.OpenRecord | None = None,  # noqa: A002 - the field's name
     end: journal_pb2.EndRecord | None = None,
     forget: journal_pb2.ForgetRecord | None = None,
+    part: journal_pb2.PartRecord | None = None,
+    decision: journal_pb2.DecisionRecord | None = None,
+    group: journal_pb2.GroupRecord | None = None,
 ) -> journal_pb2.JournalRecord:
     source = None
     if origin is not None:
-        source = journal_pb2.ChangeOrigin(client_id=origin.client_id, number=origin.number, digest=origin.digest)
+        source = journal_pb2.ChangeOrigin(
+            client_id=origin.client_id, number=origin.number, digest=origin.digest, step=origin.clock
+        )
     return journal_pb2.JournalRecord(
         change_number=change_number,
         origin=source,
@@ -128,6 +166,21 @@ def _record(
         open=open,
         end=end,
         forget=forget,
+        part=part,
+        decision=decision,
+        group=group,
+    )
+
+
+def _table_push(section: GradientSection, staged: StagedTableStep) -> journal_pb2.TablePush:
+    values = staged.update.values
+    return journal_pb2.TablePush(
+        table_id=section.table.table_id,
+        table_step=staged.step.table_step,
+        num_rows=section.row_ids.size,
+        factors=_factors(staged.step.factors),
+        options=encode_options(section.options, section.grad_scale),
+        num_row_steps=0 if values is None else values.steps.size,
     )
 
 

@@ -10,12 +10,14 @@ import numpy.typing as npt
 from shardam_kernels.factors import Factors
 from shardam_proto.errors import JournalDamaged, JournalFailed, OutOfMemory, ShardamError
 from shardam_proto.v1 import journal_pb2
-from shardam_server.shard.clients import Origin
+from shardam_server.shard.clients import Origin, Outcome
+from shardam_server.shard.groups.changes import IncomingPart, decide, set_group, stage
+from shardam_server.shard.groups.messages import decode_decision, decode_group, decode_kind, decode_result
 from shardam_server.shard.option_messages import decode_options
 from shardam_server.shard.records import Int64s
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import MakeRecords, RowStepValues
-from shardam_server.shard.table import GradientSection, RecordedStep, RowWrite, table_from_info
+from shardam_server.shard.table import GradientSection, RecordedStep, RowWrite, Table, table_from_info
 
 Change = Callable[[], object]
 """Applies a record that has been checked."""
@@ -89,6 +91,9 @@ class Replay:
             "open": self._open,
             "end": self._end,
             "forget": self._forget,
+            "part": self._part,
+            "decision": self._decision,
+            "group": self._group,
         }
 
     def apply(self, record: journal_pb2.JournalRecord, data: bytes | bytearray | memoryview) -> None:
@@ -134,18 +139,17 @@ class Replay:
         rows = [arrays.take_rows(push.num_rows, table.spec.dim) for table, push in zip(tables, pushes, strict=True)]
         sections = []
         for table, push, ids, gradients in zip(tables, pushes, row_ids, rows, strict=True):
-            values = None
-            if table.spec.step == "row":
-                steps = arrays.take("<u4", push.num_row_steps).astype(np.uint32, copy=False)
-                values = RowStepValues(steps, arrays.take("<f4", push.num_row_steps).astype(np.float32, copy=False))
-            recorded = RecordedStep(push.table_step, read_factors(push.factors), values)
+            recorded = _recorded_step(table, push, arrays)
             options = decode_options(push.options)
-            sections.append(GradientSection(table, ids, gradients, options, push.options.grad_scale, recorded))
+            sections.append(GradientSection(table, ids, gradients, options, push.options.grad_scale, recorded=recorded))
         return lambda: self._state.push(sections, origin)
 
     def _close(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
         if origin is None:
             raise JournalDamaged(f"change {record.change_number} closes the number of no client")
+        if record.close.HasField("result"):
+            outcome = Outcome(result=decode_result(record.close.result))
+            return lambda: self._close_late(origin, outcome)
         steps = {step.table_id: step.table_step for step in record.close.steps}
         next_steps = {table_id: self._state.table(table_id).step + 1 for table_id in steps}
         if steps != next_steps:
@@ -153,6 +157,32 @@ class Replay:
                 f"change {record.change_number} took tables to {steps}, replayed it takes them to {next_steps}"
             )
         return lambda: self._state.void(list(steps), origin)
+
+    def _close_late(self, origin: Origin, outcome: Outcome) -> None:
+        self._state.close_number(origin, outcome)
+        self._state.change_number += 1
+
+    def _part(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
+        if origin is None:
+            raise JournalDamaged(f"change {record.change_number} is the part of no client")
+        part = IncomingPart(
+            origin,
+            record.part.step,
+            record.part.rank,
+            decode_kind(record.part.kind),
+            read_sections(self._state, record.part, arrays),
+        )
+        return lambda: stage(self._state, part)
+
+    def _decision(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
+        decision, recorded = decode_decision(record.decision.decision), {}
+        for push in record.decision.tables:
+            recorded[push.table_id] = _recorded_step(self._state.table(push.table_id), push, arrays)
+        return lambda: decide(self._state, decision, recorded)
+
+    def _group(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
+        group = decode_group(record.group.group)
+        return lambda: set_group(self._state, group, record.group.step)
 
     def _assign(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
         message = record.assign
@@ -226,7 +256,31 @@ def read_factors(message: journal_pb2.StepFactors) -> Factors:
     )
 
 
+def read_sections(state: ShardState, message: journal_pb2.PartRecord, arrays: ArrayReader) -> list[GradientSection]:
+    """Reads the gradients of a part.
+
+    Raises:
+        JournalDamaged: there are fewer bytes than it counts.
+        UnknownTable: a table is not known.
+    """
+    tables = [state.table(part.table_id) for part in message.tables]
+    row_ids = [arrays.take_ids(part.num_rows) for part in message.tables]
+    rows = [arrays.take_rows(part.num_rows, table.spec.dim) for table, part in zip(tables, message.tables, strict=True)]
+    return [
+        GradientSection(table, ids, gradients, decode_options(part.options), part.options.grad_scale)
+        for table, part, ids, gradients in zip(tables, message.tables, row_ids, rows, strict=True)
+    ]
+
+
+def _recorded_step(table: Table, push: journal_pb2.TablePush, arrays: ArrayReader) -> RecordedStep:
+    values = None
+    if table.spec.step == "row":
+        steps = arrays.take("<u4", push.num_row_steps).astype(np.uint32, copy=False)
+        values = RowStepValues(steps, arrays.take("<f4", push.num_row_steps).astype(np.float32, copy=False))
+    return RecordedStep(push.table_step, read_factors(push.factors), values)
+
+
 def _origin(record: journal_pb2.JournalRecord) -> Origin | None:
     if not record.HasField("origin"):
         return None
-    return Origin(record.origin.client_id, record.origin.number, record.origin.digest)
+    return Origin(record.origin.client_id, record.origin.number, record.origin.digest, record.origin.step)

@@ -6,6 +6,7 @@ import pytest
 
 from shardam_proto.errors import ClientClosed, QueueFull, SequenceError, StaleState
 from shardam_server.shard.clients import IDLE_S, WINDOW, Origin, Outcome
+from shardam_server.shard.last_numbers import settle_number
 from shardam_server.shard.records import CpuDevice
 from shardam_server.shard.state import ShardState
 
@@ -82,13 +83,13 @@ def test_a_client_that_left_is_closed_and_an_unknown_one_unknown(state: ShardSta
 
 def test_home_settles_the_numbers_of_an_ended_client_once_and_in_order(state: ShardState) -> None:
     with pytest.raises(ClientClosed, match="still open"):
-        state.settle_number(CLIENT, 1, [])
+        settle_number(state, CLIENT, 1, [])
     run(state, 1)
     state.end_client(CLIENT)
     with pytest.raises(ClientClosed, match="at number 1"):
-        state.settle_number(CLIENT, 3, [])
+        settle_number(state, CLIENT, 3, [])
     for _ in range(2):
-        state.settle_number(CLIENT, 2, [])
+        settle_number(state, CLIENT, 2, [])
     entry = state.clients.find(CLIENT)
     assert entry is not None
     assert (entry.last_number, entry.settled) == (2, False)

@@ -13,6 +13,7 @@ from shardam_proto.errors import JournalDamaged
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import journal_pb2
 from shardam_server.shard.clients import IDLE_S, Clients, Origin
+from shardam_server.shard.last_numbers import settle_number
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection, RowWrite
 
@@ -68,7 +69,7 @@ def all_kinds() -> tuple[ShardState, list[Record]]:
     state.end_client(b"leaving" * 2)
     state.end_client(b"leaving" * 2, settled=True)
     state.end_client(b"stranger" * 2, remember=True)
-    state.settle_number(b"stranger" * 2, 1, [TABLE])
+    settle_number(state, b"stranger" * 2, 1, [TABLE])
     state.open_client(b"idle" * 4)
     newest = max(entry.last_contact for _, entry in state.clients)
     assert state.forget_idle_clients(newest + IDLE_S + 1) == 2

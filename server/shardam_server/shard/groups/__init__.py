@@ -1,0 +1,1 @@
+"""Groups of workers: their members, their steps, and the parts of a step until it is decided (PROTOCOL.md, section 5)."""

@@ -1,0 +1,142 @@
+"""The step that a sync group decides next: who has arrived, and what follows from it. Pure; on home alone.
+
+What has arrived is in no journal: members tell it again to a home that was restarted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from shardam_server.shard.groups.entries import MergedGradient, StagedPart
+from shardam_server.shard.groups.parts import SURE_LIMIT
+from shardam_server.shard.groups.values import Contribution, Decision, Group, Refusal
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """A member has its parts on all shards, or was refused by one.
+
+    Attributes:
+        client_id: the member's client.
+        number: the client's number.
+        peaks: table id -> the largest magnitude of its gradients on any shard, unscaled.
+        refusal: why a shard refused its part; None: all are staged.
+    """
+
+    client_id: bytes
+    number: int
+    peaks: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    refusal: Refusal | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """What home is to decide.
+
+    Attributes:
+        decision: the decision.
+        needs_check: True: only the shards can say whether the merged gradients may be applied; ask them first.
+    """
+
+    decision: Decision
+    needs_check: bool = False
+
+
+def missing_ranks(group: Group, arrived: Iterable[bytes]) -> list[int]:
+    """Returns the ranks that a group's next step waits for, ascending."""
+    clients = set(arrived)
+    late = [member.rank for member in group.members if member.client_id not in clients]
+    return sorted({*late, *group.missing_ranks()})
+
+
+def propose(group: Group, step: int, arrivals: Mapping[bytes, Arrival], parts: Mapping[bytes, StagedPart]) -> Proposal | None:
+    """Returns what follows from who has arrived; None: the step waits.
+
+    Args:
+        group: the group, with at least one member.
+        step: its next step.
+        arrivals: client id -> arrival, of members.
+        parts: client id -> part that is staged on home.
+    """
+    if missing_ranks(group, arrivals):
+        return None
+    contributions = _contributions(group, arrivals, parts)
+    refusal = _first_refusal(group, arrivals) or _mismatch(group, step, contributions, parts)
+    if refusal is not None:
+        return Proposal(Decision(group.name, step, contributions, "refused", refusal))
+    if all(one.kind == "abstain" for one in contributions):
+        return Proposal(Decision(group.name, step, contributions, "abstained"))
+    return Proposal(Decision(group.name, step, contributions, "applied"), _needs_check(arrivals.values()))
+
+
+def give_up(
+    group: Group, step: int, arrivals: Mapping[bytes, Arrival], parts: Mapping[bytes, StagedPart], waited_s: float
+) -> Decision:
+    """Returns the decision that ends a step for which ranks have not arrived in time: refused for those that have."""
+    missing = missing_ranks(group, arrivals)
+    ranks = ", ".join(map(str, missing))
+    message = (
+        f"step {step} of group {group.name!r} was given up: rank {ranks} did not arrive within {waited_s:g} s; look at that "
+        "worker, or start shards with a longer --step-timeout-s"
+    )
+    metadata = {"group": group.name, "step": str(step), "ranks": ranks}
+    return refuse(group, step, arrivals, parts, Refusal("STEP_TIMEOUT", message, metadata))
+
+
+def refuse(
+    group: Group, step: int, arrivals: Mapping[bytes, Arrival], parts: Mapping[bytes, StagedPart], refusal: Refusal
+) -> Decision:
+    """Returns the decision that refuses a step for all that have arrived."""
+    return Decision(group.name, step, _contributions(group, arrivals, parts), "refused", refusal)
+
+
+def _contributions(
+    group: Group, arrivals: Mapping[bytes, Arrival], parts: Mapping[bytes, StagedPart]
+) -> tuple[Contribution, ...]:
+    contributions = []
+    for member in group.members:
+        arrival, part = arrivals.get(member.client_id), parts.get(member.client_id)
+        if arrival is not None:
+            kind = "gradient" if part is None else part.kind  # without a part here it is refused, whatever it was
+            contributions.append(Contribution(member.rank, member.client_id, arrival.number, kind))
+    return tuple(contributions)
+
+
+def _first_refusal(group: Group, arrivals: Mapping[bytes, Arrival]) -> Refusal | None:
+    for member in group.members:
+        arrival = arrivals[member.client_id]
+        if arrival.refusal is not None:
+            refusal = arrival.refusal
+            message = f"rank {member.rank} of group {group.name!r}: {refusal.message}"
+            return Refusal(refusal.reason, message, {**refusal.metadata, "rank": str(member.rank)})
+    return None
+
+
+def _mismatch(
+    group: Group, step: int, contributions: Iterable[Contribution], parts: Mapping[bytes, StagedPart]
+) -> Refusal | None:
+    """Finds hyper-parameters of one table that are not bit-equal on all ranks."""
+    first: dict[int, tuple[int, MergedGradient]] = {}
+    for one in contributions:
+        part = parts.get(one.client_id)
+        for table_id, gradient in ({} if part is None else part.tables).items():
+            rank, former = first.setdefault(table_id, (one.rank, gradient))
+            mine, theirs = (gradient.options, gradient.grad_scale), (former.options, former.grad_scale)
+            if mine != theirs:
+                message = (
+                    f"step {step} of group {group.name!r}: table id {table_id} has other hyper-parameters on rank {one.rank} "
+                    f"({gradient.options}, grad_scale={gradient.grad_scale!r}) than on rank {rank} ({former.options}, "
+                    f"grad_scale={former.grad_scale!r}); all ranks must step with the same, to the last bit"
+                )
+                metadata = {"group": group.name, "step": str(step), "table_id": str(table_id), "ranks": f"{rank}, {one.rank}"}
+                return Refusal("GROUP_MISMATCH", message, metadata)
+    return None
+
+
+def _needs_check(arrivals: Iterable[Arrival]) -> bool:
+    sums: dict[int, float] = {}
+    for arrival in arrivals:
+        for table_id, peak in arrival.peaks.items():
+            sums[table_id] = sums.get(table_id, 0.0) + peak
+    return any(not total < SURE_LIMIT for total in sums.values())
