@@ -93,7 +93,7 @@ class ClientEntry:
 
 
 class Clients:
-    """All clients of a shard. Used from the sequencer's thread alone, but for `touch`, `num_open` and `len`."""
+    """All clients of a shard. Used from the sequencer's thread alone, but for `find`, `get`, `touch`, `num_open` and `len`."""
 
     def __init__(self, max_clients: int = MAX_CLIENTS) -> None:
         self._entries: collections.OrderedDict[bytes, ClientEntry] = collections.OrderedDict()

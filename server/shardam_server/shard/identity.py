@@ -82,7 +82,7 @@ class ShardIdentity:
             WrongCluster: it means another cluster.
             ClusterRestored: it belongs to another timeline.
             StaleState: another incarnation or route epoch (retryable after a refresh).
-            BadOption: it uses a part of the protocol that this version does not serve.
+            BadOption: its fields do not fit each other, or what is asked of this shard.
         """
         name = f"shard {self.index}"
         if not MIN_PROTOCOL_VERSION <= header.protocol_version <= PROTOCOL_VERSION:
@@ -111,10 +111,8 @@ class ShardIdentity:
                 f"{name} takes chunks only of pushes on an Exchange stream, got chunk {header.chunk_index} of "
                 f"{header.num_chunks}; send one message"
             )
-        if header.step or header.rank:
-            raise BadOption(
-                f"{name} knows no groups of workers, got step {header.step} and rank {header.rank}; leave them at zero"
-            )
+        if header.rank and not header.step:
+            raise BadOption(f"{name} takes a rank only with a step of its group, got rank {header.rank} without one")
         if header.client_id and len(header.client_id) != CLIENT_ID_BYTES:
             raise BadOption(f"client_id must be {CLIENT_ID_BYTES} bytes, got {len(header.client_id)}")
 

@@ -194,11 +194,14 @@ class ShardState:
             The outcome, and whether it is the former outcome of a repeat.
 
         Raises:
-            ShardamError: as Clients.former; or what the change raises.
+            ShardamError: as Clients.former, or what the change raises; or the number is a staged part's (SEQUENCE_REUSED).
         """
         self.clients.touch(origin.client_id)
         former = self.clients.former(origin)
-        return (change(), False) if former is None else (former, True)
+        if former is not None:
+            return former, True
+        self.groups.check_number(origin)
+        return change(), False
 
     # -- changes (sequencer's thread)
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from shardam_kernels.factors import AdamOptions
-from shardam_proto.errors import NotAMember
+from shardam_proto.errors import NotAMember, SequenceError
 from shardam_server.shard.clients import Origin
 from shardam_server.shard.groups.values import Decision, Group, Kind, Member
 from shardam_server.shard.records import Float32s, Int64s
@@ -125,6 +125,20 @@ class Groups:
         group = self.exclusive()
         if group is not None and (origin is None or group.member(origin.client_id) is None):
             raise _outsider(group)
+
+    def check_number(self, origin: Origin) -> None:
+        """Refuses a number that waits as a staged part.
+
+        Raises:
+            SequenceError: it does (SEQUENCE_REUSED).
+        """
+        part, number = self.part(origin.client_id), str(origin.number)
+        if part is not None and part.origin.number == origin.number:
+            raise SequenceError(
+                f"number {number} waits as a part of step {part.step} of group {part.group!r}; a change needs one of its own",
+                reason="SEQUENCE_REUSED",
+                metadata={"last": number, "number": number},
+            )
 
     def check_push(self) -> None:
         """Refuses a push that is no contribution to a step while there is a sync group.

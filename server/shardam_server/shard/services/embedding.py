@@ -12,7 +12,7 @@ from shardam_proto.v1 import embedding_pb2, embedding_pb2_grpc
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.services import client_life
-from shardam_server.shard.services.exchange import ExchangeStream, ExchangeWork
+from shardam_server.shard.services.exchange import Arrives, ArrivesElsewhere, ExchangeStream, ExchangeWork
 from shardam_server.shard.services.pulls import Pulls
 from shardam_server.shard.services.pushes import Pushes, PushPart
 from shardam_server.shard.services.row_changes import RowChanges
@@ -24,14 +24,15 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
     Args:
         shard: the shard.
         closing: closes clients on all shards, if this one is home.
+        arrives: waits for the decisions of steps, if this one is home.
     """
 
-    def __init__(self, shard: ShardContext, closing: ClientClosing) -> None:
+    def __init__(self, shard: ShardContext, closing: ClientClosing, arrives: Arrives | None = None) -> None:
         self._shard = shard
         self._closing = closing
         self._pulls = Pulls(shard)
         self._pushes = Pushes(shard)
-        self._work = ExchangeWork(self._pulls, self._pushes, RowChanges(shard))
+        self._work = ExchangeWork(self._pulls, self._pushes, RowChanges(shard), arrives or ArrivesElsewhere(shard))
 
     async def Open(  # noqa: N802 - the service's name
         self,
@@ -51,9 +52,15 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
                 f"{PROTOCOL_VERSION}; use matching shardam packages"
             )
         client_id = request.header.client_id
-        entry = await shard.change(lambda: shard.state.open_client(client_id, heartbeats=request.heartbeats))
+
+        def open_client() -> int:
+            entry = shard.state.open_client(client_id, heartbeats=request.heartbeats)
+            part = shard.state.groups.part(client_id)
+            return entry.last_number if part is None else max(entry.last_number, part.origin.number)
+
+        last_number = await shard.change(open_client)
         return embedding_pb2.OpenResponse(
-            header=shard.header(request.header, entry.last_number),
+            header=shard.header(request.header, last_number),
             protocol_version=version,
             cluster_id=shard.identity.require_cluster().cluster_id,
             num_shards=shard.identity.require_route_map().num_shards,
