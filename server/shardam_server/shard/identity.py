@@ -112,7 +112,7 @@ class ShardIdentity:
                 f"{header.num_chunks}; send one message"
             )
         if header.rank and not header.step:
-            raise BadOption(f"{name} takes a rank only with a step of its group, got rank {header.rank} without one")
+            raise BadOption(f"{name} got rank {header.rank} without a step; only members of a group have ranks")
         if header.client_id and len(header.client_id) != CLIENT_ID_BYTES:
             raise BadOption(f"client_id must be {CLIENT_ID_BYTES} bytes, got {len(header.client_id)}")
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from shardam_proto.errors import BadOption, ShardamError, ShardNotReady, WrongRole
+from shardam_proto.errors import BadOption, ShardamError, ShardNotReady
 from shardam_proto.v1 import common_pb2, embedding_pb2, shard_pb2
 from shardam_server.shard.chunks import ChunkedPart
 from shardam_server.shard.context import ShardContext
@@ -35,7 +35,7 @@ METHOD_OF_KIND = {"pull": "Pull", "push": "Push"}
 
 
 class Arrives(Protocol):
-    """Takes in what members tell home of their steps."""
+    """Takes in what members tell home of their steps; home's is HomeSteps, as on the other shards, where it refuses."""
 
     async def arrive(self, request: embedding_pb2.ArriveRequest) -> embedding_pb2.ArriveResponse:
         """Answers once the step is decided, or without a result when the message's budget is over; cancelled with its stream.
@@ -44,25 +44,6 @@ class Arrives(Protocol):
             ShardamError: it is refused.
         """
         ...
-
-
-class ArrivesElsewhere:
-    """Stands for home on the other shards.
-
-    Args:
-        shard: the shard.
-    """
-
-    def __init__(self, shard: ShardContext) -> None:
-        self._shard = shard
-
-    async def arrive(self, request: embedding_pb2.ArriveRequest) -> embedding_pb2.ArriveResponse:
-        """Refuses it.
-
-        Raises:
-            WrongRole: always.
-        """
-        raise WrongRole(f"steps are decided by the home shard, shard 0; this is shard {self._shard.identity.index}")
 
 
 @dataclasses.dataclass(frozen=True)
