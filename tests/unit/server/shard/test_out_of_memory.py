@@ -23,6 +23,7 @@ class FullDevice:
     """A device whose chosen operation finds no room from its n-th call on, for n calls."""
 
     name = "full"
+    num_threads = 1
     memory_bytes = 0
 
     def __init__(self) -> None:
