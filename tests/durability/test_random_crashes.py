@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from shardam_testing.shard_histories import (
     CLIENTS,
     SPECS,
-    Change,
     abandon,
     all_bits,
     assign,
@@ -21,13 +20,13 @@ from shardam_testing.shard_histories import (
     clear_moments,
     come_back,
     delete,
-    find,
     make_tables,
     new_state,
     push,
     void,
     write_base,
 )
+from shardam_testing.state_changes import Change, find
 
 from shardam_server.shard.journal.frames import JOURNAL_MAGIC, FrameReader
 from shardam_server.shard.state import ShardState
