@@ -101,6 +101,24 @@ def delete_as(rank: int, name: str) -> Change:
     return lambda state: state.delete(find(state, name), np.array([1, 2, 3]), origin=origin(state, MEMBERS[rank]))
 
 
+def step_on(rng: np.random.Generator, *names: str) -> Change:
+    """What comes next for the sync group: a client, members, a part of the next rank, or the decision of all parts."""
+    next_part = {rank: part(rng, rank, *names) for rank in range(len(MEMBERS))}
+
+    def change(state: ShardState) -> object:
+        for client_id in MEMBERS:
+            if state.clients.find(client_id) is None:
+                return state.open_client(client_id, heartbeats=True)
+        if state.groups.find("sync") is None:
+            return members(SYNC, 1, 0, 1)(state)
+        for rank, client_id in enumerate(MEMBERS):
+            if state.groups.part(client_id) is None:
+                return next_part[rank](state)
+        return decision("applied", *range(len(MEMBERS)))(state)
+
+    return change
+
+
 def group_changes(rng: np.random.Generator) -> list[Change]:
     """A history over tables words, users, items and tags, after which no group has members."""
     return [
