@@ -29,8 +29,9 @@ class Table:
     Ids are any integers that fit int64, as an array, a CPU tensor or a list, of shape [N]; other dtypes raise WrongIdDtype,
     ids outside a bounded table IdOutOfRange. Every read first waits for this client's queued pushes; in a sync group only until
     every shard has its part of the step, since no read waits for other ranks, while a change of rows waits until the step that
-    was pushed before it is decided. Every call raises ShardUnreachable when a shard does not answer within shard_timeout_s, ShardLost once a shard has lost its rows, and
-    ClientClosed after close.
+    was pushed before it is decided. Every call raises ShardUnreachable when a shard does not answer within shard_timeout_s,
+    ShardLost once a shard has lost its rows, NotAMember once this worker was dropped from its group, and ClientClosed after
+    close.
 
     A pickle carries the cluster's address and the table's schema; where it is opened, the table is found by its name when it is
     first used. Copies are the same table.
