@@ -192,7 +192,7 @@ class Lane:
 
     def _new_attempt(self, waiting: _Waiting, turn: Turn) -> StreamRequest:
         change, shard, try_s = waiting.change, self._link.index, self._session.try_s
-        budget_s = try_s * BUDGET_SHARE if turn is Turn.ARRIVE else try_s
+        budget_s = try_s * BUDGET_SHARE if change.step else try_s
         header = self._session.header(self._link, change.number, budget_s, change.step)
 
         def settled(reply: Reply) -> None:
