@@ -193,7 +193,7 @@ class Session:
             link: the shard.
             number: number of a change; 0: none.
             budget_s: how long its answer is waited for.
-            step: step of this client's group; 0: none.
+            step: step of this client's group; 0: none, and no rank.
         """
         return common_pb2.RequestHeader(
             protocol_version=PROTOCOL_VERSION,
@@ -204,7 +204,7 @@ class Session:
             client_id=self.client_id,
             number=number,
             step=step,
-            rank=0 if self.membership is None else self.membership.options.rank,
+            rank=self.membership.options.rank if step and self.membership is not None else 0,
             request_id=next(self._request_ids),
             budget_s=budget_s,
         )

@@ -121,7 +121,7 @@ def test_a_pull_of_a_bounded_member_carries_the_clock_of_its_next_push(monkeypat
         training_pull(member)
         member.table.pull(IDS)
         assert [header.step for header in pulls(member)] == [1, 2, 0] * 2
-        assert {header.rank for header in pulls(member)} == {1}
+        assert all(header.rank == (1 if header.step else 0) for header in pulls(member))
 
 
 @pytest.mark.case("C061")
