@@ -37,12 +37,13 @@ class _PullMessage:
     num_bytes: int = HEADER_BYTES
 
 
-def read_weights(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]]) -> list[Float32s]:
+def read_weights(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]], *, training: bool = False) -> list[Float32s]:
     """Reads weights of any number of tables, one message per shard where the answer fits one.
 
     Args:
         session: the client.
         wanted: tables and ids, int64 [N], duplicates allowed.
+        training: the rows are to be trained, so the read is of the worker's step in its group.
 
     Returns:
         float32 [N, dim] for each, writable.

@@ -105,6 +105,11 @@ class Cluster:
         """Number of shards."""
         return self._session.route_map.num_shards
 
+    @property
+    def mode(self) -> str:
+        """What a step means: "async", "sync" or "bounded:N"."""
+        return "async"
+
     # -- tables
 
     def tables(self) -> list[TableInfo]:
@@ -203,7 +208,7 @@ class Cluster:
         self._session.check()
         return self._session, self._pusher
 
-    def _queue_push(self, sections: Sequence[TableStepGradient]) -> None:
+    def _queue_push(self, sections: Sequence[TableStepGradient], kind: str = "gradient") -> None:
         """Queues one optimizer step and returns; its error is raised by the next step, read or flush."""
         session, pusher = self._ready_to_write()
         pusher.submit(push_change(sections, session.route_map))
