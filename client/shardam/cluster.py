@@ -199,10 +199,18 @@ class Cluster:
 
     # -- changes
 
-    def _ready_to_read(self) -> Session:
-        """Waits for this client's queued pushes; a read then sees them."""
+    def _ready_to_read(self, *, training: bool = False) -> Session:
+        """Waits for this client's queued pushes; a read then sees them.
+
+        Args:
+            training: the rows are to be trained.
+        """
         self._pusher.flush()
         return self._session
+
+    def _synchronize(self) -> None:
+        """Waits until every queued push has been applied."""
+        self._pusher.flush()
 
     def _ready_to_write(self) -> tuple[Session, Pusher]:
         self._session.check()
