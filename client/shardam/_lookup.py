@@ -120,7 +120,7 @@ def _pull(groups: Sequence[_Group]) -> list[Float32s]:
             (groups[indexes[0]].gradient.info, _union([groups[index].distinct for index in indexes]))
             for indexes in tables.values()
         ]
-        weights = read_weights(cluster._ready_to_read(), wanted, training=training)
+        weights = read_weights(cluster._ready_to_read(training=training), wanted, training=training)
         for indexes, (_, row_ids), rows in zip(tables.values(), wanted, weights, strict=True):
             for index in indexes:
                 distinct = groups[index].distinct

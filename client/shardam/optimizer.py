@@ -15,7 +15,7 @@ from shardam._push_checks import check_options, merged_gradient
 from shardam.cluster import Cluster
 from shardam.collection import EmbeddingCollection
 from shardam_kernels.factors import AdamOptions
-from shardam_proto.errors import BadOption
+from shardam_proto.errors import BadOption, MessageTooLarge
 
 HYPER_PARAMETERS = ("lr", "betas", "eps", "maximize", "weight_decay", "decoupled_weight_decay")
 """What a param group may set, and what travels with each push."""
@@ -136,7 +136,7 @@ class SparseAdam(Optimizer):
 
         Without a gradient nothing is pushed in async mode, and an empty contribution in a group. Under a GradScaler that found
         an inf or NaN the gradient counts as used; in a group this worker abstains from the step. In sync mode a gradient that
-        is not finite is not refused here but by the shards, for all ranks.
+        is not finite is not refused here but by the shards, for all ranks; one that is too large is refused for all, too.
 
         Args:
             closure: evaluates the model again and returns the loss.
@@ -169,12 +169,17 @@ class SparseAdam(Optimizer):
         steps = {} if abstains else self._table_steps(1.0 if scale is None else float(scale))
         for cluster, gradients in self._by_cluster().items():
             sections = steps.get(cluster, {})
-            if sections:
-                cluster._queue_push(list(sections.values()), "gradient")
-            elif cluster.mode != "async":
-                cluster._queue_push([], "abstain" if abstains else "empty")
-            for gradient in gradients if abstains else sections:
-                gradient.mark_pushed()
+            used = gradients if abstains else list(sections)
+            try:
+                if sections:
+                    cluster._queue_push(list(sections.values()), "gradient")
+                elif cluster.mode != "async":
+                    cluster._queue_push([], "abstain" if abstains else "empty")
+            except MessageTooLarge:
+                if cluster.mode != "async":  # the group has been told
+                    _mark_pushed(used)
+                raise
+            _mark_pushed(used)
 
     def _table_steps(self, grad_scale: float) -> dict[Cluster, dict[TableGradient, TableStepGradient]]:
         """Returns what there is to push; all of it is checked before any of it is sent."""
@@ -262,7 +267,7 @@ class SparseAdam(Optimizer):
             ShardamError: a queued push failed.
         """
         for cluster in self._clusters():
-            cluster._pusher.flush()
+            cluster._synchronize()
 
     def _clusters(self) -> list[Cluster]:
         return list(self._by_cluster())
@@ -272,6 +277,11 @@ class SparseAdam(Optimizer):
         for cluster, gradient in self._tables.values():
             clusters.setdefault(cluster, []).append(gradient)
         return clusters
+
+
+def _mark_pushed(gradients: Iterable[TableGradient]) -> None:
+    for gradient in gradients:
+        gradient.mark_pushed()
 
 
 def _table_modules(listed: Iterable[object]) -> Iterator[TableModule]:

@@ -18,7 +18,7 @@ from shardam._parts import TableStepGradient
 from shardam._pusher import Pusher
 from shardam._session import Session, SessionOptions
 from shardam.cluster import Cluster
-from shardam.errors import BadOption, NonFiniteGradient, ShardUnreachable
+from shardam.errors import BadOption, MessageTooLarge, NonFiniteGradient, ShardUnreachable
 
 GROUP_MODES = ("sync", "bounded:1")
 ONE = torch.tensor([1])
@@ -31,14 +31,9 @@ class QuietSession:
 
 
 class QuietPusher:
-    """A queue that nothing ever fails in; counts who waits for it."""
-
-    num_flushes = 0
+    """A queue that nothing ever fails in."""
 
     def raise_error(self) -> None: ...
-
-    def flush(self) -> None:
-        self.num_flushes += 1
 
 
 class RecordingCluster(Cluster):
@@ -46,12 +41,13 @@ class RecordingCluster(Cluster):
 
     def __init__(self, mode: str) -> None:
         super().__init__(SessionOptions("redis://127.0.0.1:1/0", "recording", None, 1.0))
-        self.session, self.pusher = QuietSession(), QuietPusher()
-        self._client = cast(Session, self.session), cast(Pusher, self.pusher)
+        self.session = QuietSession()
+        self._client = cast(Session, self.session), cast(Pusher, QuietPusher())
         self._mode_text = mode
         self._tables: dict[str, TableInfo] = {}
         self.pushes: list[tuple[str, list[str]]] = []
         self.refuses: Exception | None = None
+        self.num_waits = 0
 
     @property
     def mode(self) -> str:
@@ -64,6 +60,9 @@ class RecordingCluster(Cluster):
         if self.refuses is not None:
             raise self.refuses
         self.pushes.append((kind, [section.table for section in sections]))
+
+    def _synchronize(self) -> None:
+        self.num_waits += 1
 
 
 @pytest.fixture
@@ -207,6 +206,22 @@ def test_what_one_cluster_took_is_not_pushed_again_when_the_next_one_fails() -> 
 
 
 @pytest.mark.usefixtures("pulls")
+@pytest.mark.parametrize(("mode", "kept"), [("async", True), *((mode, False) for mode in GROUP_MODES)])
+def test_a_gradient_that_is_too_large_is_the_workers_contribution_in_a_group(mode: str, kept: bool) -> None:
+    cluster = RecordingCluster(mode)
+    items = make(cluster)
+    sparse = SparseAdam([items])
+    items(ONE).sum().backward()
+    cluster.refuses = MessageTooLarge("this push")
+    with pytest.raises(MessageTooLarge):
+        sparse.step()
+    cluster.refuses = None
+    assert (items._gradient.to_push() is not None) == kept
+    sparse.zero_grad()
+    assert cluster.pushes == []
+
+
+@pytest.mark.usefixtures("pulls")
 def test_each_of_two_optimizers_on_one_cluster_takes_steps_of_its_own() -> None:
     cluster = RecordingCluster("sync")
     items, users = make(cluster), make(cluster, "users")
@@ -252,7 +267,7 @@ def test_sync_true_waits_for_the_step_also_through_a_scaler_and_a_schedule() -> 
         scaler.scale(items(ONE).sum()).backward()
         step()
         sparse.zero_grad()
-        assert cluster.pusher.num_flushes == number
+        assert cluster.num_waits == number
     assert cluster.pushes == [("gradient", ["items"])] * 3
 
 
