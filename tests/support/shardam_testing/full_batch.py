@@ -76,7 +76,7 @@ def half_of(kind: str, rank: Rank) -> Mapping[str, object]:
             torch.optim.Adam(head.parameters(), lr=DENSE_LR),
         ]
         losses = train(items, head, optimizers, kind, slice(half * rank.index, half * (rank.index + 1)))
-        return {"losses": losses, "dense": [part.tolist() for part in head.parameters()]}
+        return {"losses": losses, "dense": [part.flatten().tolist() for part in head.parameters()]}
 
 
 if __name__ == "__main__":
