@@ -25,7 +25,7 @@ class Stage:
     shards: FakeCluster
     page: Page
 
-    def list(self, workers: shard_pb2.ListWorkersResponse | None) -> None:
+    def tell(self, workers: shard_pb2.ListWorkersResponse | None) -> None:
         """Sets what home lists; None: it is of a version that does not."""
         self.shards.shards[0].workers = workers
 
@@ -60,7 +60,7 @@ def stage(stage_of_module: Stage) -> Stage:
 
 
 def test_workers_are_shown_with_group_rank_and_step(stage: Stage) -> None:
-    stage.list(sync_workers())
+    stage.tell(sync_workers())
     page = stage.page
     expect(page.locator("#workers tbody tr")).to_have_count(3)
     expect(page.locator("#workers-empty")).to_be_hidden()
@@ -75,25 +75,25 @@ def test_workers_are_shown_with_group_rank_and_step(stage: Stage) -> None:
 def test_a_group_that_waits_for_long_is_said_with_the_rank(stage: Stage) -> None:
     workers = sync_workers()
     workers.waiting[0].waited_s = 12.5
-    stage.list(workers)
+    stage.tell(workers)
     expect(stage.page.locator("#workers-waiting strong")).to_have_text("WAITING")
     expect(stage.page.locator("#workers-waiting")).to_contain_text("waits for rank 1 before step 18, for 12.5 s now")
     assert stage.fits()
     workers.workers[1].arrived = False
     del workers.waiting[:]
-    stage.list(workers)
+    stage.tell(workers)
     expect(stage.page.locator("#workers .pill.good")).to_have_count(1)
     expect(stage.page.locator("#workers-waiting")).to_be_hidden()
 
 
 def test_a_bounded_group_shows_its_bound_and_who_is_behind(stage: Stage) -> None:
-    stage.list(bounded_workers())
+    stage.tell(bounded_workers())
     expect(stage.page.locator("#workers .pill")).to_have_text(["bounded:4", "bounded:4"])
     assert stage.cells(1)[5:7] == ["9", "3"]
 
 
 def test_many_workers_are_browsed_page_by_page(stage: Stage) -> None:
-    stage.list(shard_pb2.ListWorkersResponse(workers=[member("a", SYNC, rank) for rank in range(70)]))
+    stage.tell(shard_pb2.ListWorkersResponse(workers=[member("a", SYNC, rank) for rank in range(70)]))
     rows = stage.page.locator("#workers tbody tr")
     expect(rows).to_have_count(50)
     pager = stage.page.locator("#workers-pager")
@@ -105,7 +105,7 @@ def test_many_workers_are_browsed_page_by_page(stage: Stage) -> None:
 
 
 def test_an_old_home_is_said_in_place(stage: Stage) -> None:
-    stage.list(None)
+    stage.tell(None)
     expect(stage.page.locator("#workers-problem strong")).to_have_text("VERSION_MISMATCH")
     expect(stage.page.locator("#health")).to_have_text("ready")
     assert stage.fits()
