@@ -199,6 +199,11 @@ class StateSettings(CommonSettings):
     client_lease_s: Annotated[float, Field(ge=0.1, le=3600)] = Field(
         30.0, description="silence in seconds after which a client counts as gone and its half-sent push is settled"
     )
+    step_timeout_s: Annotated[float, Field(ge=0.1, le=86_400)] = Field(
+        600.0,
+        description="seconds that a step of a sync group waits for its ranks once one has arrived; then it is refused, and the "
+        "error names the missing ranks",
+    )
     max_queue_mib: Annotated[int, Field(ge=1, le=2**20)] = Field(
         256, description="MiB of changes that may wait to be applied; beyond, streams are not read and calls are refused"
     )

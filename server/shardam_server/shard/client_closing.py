@@ -50,6 +50,18 @@ class ClientCalls(Protocol):
         ...
 
 
+class Groups(Protocol):
+    """What closing tells groups of workers; `HomeGroups` has it."""
+
+    async def release(self, client_id: bytes) -> None:
+        """Takes a client out of its group before it is ended here, or raises ShardamError."""
+        ...
+
+    async def told(self, index: int) -> None:
+        """Waits until a shard has carried out every step that was decided: a client may be ended there only then."""
+        ...
+
+
 class ClientClosing:
     """Closes clients; on home alone. Used on the event loop.
 
@@ -57,12 +69,14 @@ class ClientClosing:
         shard: home.
         calls: calls the other shards.
         directory: knows where they are.
+        groups: groups of workers.
     """
 
-    def __init__(self, shard: ShardContext, calls: ClientCalls, directory: PeerDirectory) -> None:
+    def __init__(self, shard: ShardContext, calls: ClientCalls, directory: PeerDirectory, groups: Groups) -> None:
         self._shard = shard
         self._calls = calls
         self._directory = directory
+        self._groups = groups
         self._closings: dict[bytes, Closing] = {}
         self._lanes: dict[int, _Lane] = {}
         self._background = Background()
@@ -109,6 +123,7 @@ class ClientClosing:
             ShardamError: it could not be recorded that it is ended; nothing was begun.
         """
         check_client_id(client_id)
+        await self._groups.release(client_id)
         alone = len(self._shards()) == 1
 
         def end() -> LastNumbers:
@@ -158,6 +173,7 @@ class ClientClosing:
                 self._lane(other).add(client_id)
 
     async def _end(self, index: int, closing: Closing) -> None:
+        await self._groups.told(index)
         answer = await self._calls.end_client(self._directory.entry(index), closing.client_id)
         closing.answer(index, LastNumbers.from_message(answer))
 

@@ -111,10 +111,8 @@ class ShardIdentity:
                 f"{name} takes chunks only of pushes on an Exchange stream, got chunk {header.chunk_index} of "
                 f"{header.num_chunks}; send one message"
             )
-        if header.step or header.rank:
-            raise BadOption(
-                f"{name} knows no groups of workers, got step {header.step} and rank {header.rank}; leave them at zero"
-            )
+        if header.rank and not header.step:
+            raise BadOption(f"{name} got rank {header.rank} without a step; only members of a group have ranks")
         if header.client_id and len(header.client_id) != CLIENT_ID_BYTES:
             raise BadOption(f"client_id must be {CLIENT_ID_BYTES} bytes, got {len(header.client_id)}")
 

@@ -46,6 +46,15 @@ class ShardMetrics:
         self.sent_bytes = counter("shardam_sent_bytes_total", "Bytes of response messages.")
         self.pull_seconds = histogram("shardam_pull_seconds", "Seconds from a pull's arrival to its answer.")
         self.push_seconds = histogram("shardam_push_seconds", "Seconds from a push's arrival to its answer.")
+        self.group_step_seconds = histogram(
+            "shardam_group_step_seconds", "Seconds from the first rank's arrival at a step of a sync group to its decision."
+        )
+        self._group_steps = Counter(
+            "shardam_group_steps_total",
+            "Steps of sync groups decided, by end: applied, abstained, refused.",
+            (*LABELS, "end"),
+            registry=self.registry,
+        )
         self._errors = Counter(
             "shardam_errors_total", "Requests refused or failed.", (*LABELS, "reason"), registry=self.registry
         )
@@ -53,6 +62,10 @@ class ShardMetrics:
     def count_error(self, reason: str) -> None:
         """Counts a refused or failed request."""
         self._errors.labels(*self._label_values, reason).inc()
+
+    def count_step(self, end: str) -> None:
+        """Counts a decided step of a sync group."""
+        self._group_steps.labels(*self._label_values, end).inc()
 
     def observe(self, method: str, seconds: float) -> None:
         """Records how long an answered call took."""

@@ -88,7 +88,7 @@ class Peers:
             ShardamError: the peer refused or did not answer; repeating the call is safe.
         """
         request = shard_pb2.EndClientRequest(header=self._header(peer, CLIENT_TIMEOUT_S), client_id=client_id)
-        async with self._closing_client(peer) as stub:
+        async with self._kept_channel(peer) as stub:
             return await stub.EndClient(request, timeout=CLIENT_TIMEOUT_S, metadata=self._metadata)
 
     async def end_clients(self, peer: ShardEntry) -> list[shard_pb2.EndedClient]:
@@ -101,7 +101,7 @@ class Peers:
         after = b""
         while True:
             request = shard_pb2.EndClientsRequest(header=self._header(peer), after_client_id=after)
-            async with self._closing_client(peer) as stub:
+            async with self._kept_channel(peer) as stub:
                 page = await stub.EndClients(request, timeout=PEER_TIMEOUT_S, metadata=self._metadata)
             ended.extend(page.clients)
             after = page.next_after_client_id
@@ -125,12 +125,32 @@ class Peers:
         request = shard_pb2.SettleClientRequest(
             header=self._header(peer, CLIENT_TIMEOUT_S), client_id=client_id, numbers=numbers, settled=settled
         )
-        async with self._closing_client(peer) as stub:
+        async with self._kept_channel(peer) as stub:
             await stub.SettleClient(request, timeout=CLIENT_TIMEOUT_S, metadata=self._metadata)
 
+    async def update_group(self, peer: ShardEntry, request: shard_pb2.UpdateGroupRequest) -> shard_pb2.UpdateGroupResponse:
+        """Brings a group on a peer to where it is here; the request's header is set.
+
+        Raises:
+            ShardamError: the peer refused or did not answer; repeating the call is safe.
+        """
+        request.header.CopyFrom(self._header(peer, CLIENT_TIMEOUT_S))
+        async with self._kept_channel(peer) as stub:
+            return await stub.UpdateGroup(request, timeout=CLIENT_TIMEOUT_S, metadata=self._metadata)
+
+    async def check_step(self, peer: ShardEntry, request: shard_pb2.CheckStepRequest) -> shard_pb2.CheckStepResponse:
+        """Asks a peer whether a step may be applied; the request's header is set.
+
+        Raises:
+            ShardamError: the peer refused or did not answer; it changes nothing.
+        """
+        request.header.CopyFrom(self._header(peer))
+        async with self._kept_channel(peer) as stub:
+            return await stub.CheckStep(request, timeout=PEER_TIMEOUT_S, metadata=self._metadata)
+
     @contextlib.asynccontextmanager
-    async def _closing_client(self, peer: ShardEntry) -> AsyncIterator[shard_pb2_grpc.ShardServiceAsyncStub]:
-        """Yields a stub on a channel that is kept: every write over REST ends a client."""
+    async def _kept_channel(self, peer: ShardEntry) -> AsyncIterator[shard_pb2_grpc.ShardServiceAsyncStub]:
+        """Yields a stub on a channel that is kept: every write over REST ends a client, every step of a group is told."""
         address, channel = self._channels.get(peer.index, ("", None))
         if channel is None or address != peer.address:
             if channel is not None:

@@ -37,6 +37,8 @@ from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.client_liveness import ClientWatch, Silence
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.front import ShardFront
+from shardam_server.shard.groups.delivery import Delivery
+from shardam_server.shard.groups.home import HomeGroups
 from shardam_server.shard.home import Home
 from shardam_server.shard.http_listener import HttpListener
 from shardam_server.shard.identity import ShardIdentity
@@ -160,7 +162,10 @@ class ShardProcess:
         self._lost = LostShard(
             shard, self._registration, self._membership, self._peers, lambda: self._make_state(device), self._serve
         )
-        self._closing = ClientClosing(shard, self._peers, PeerDirectory(self._registration.view))
+        directory = PeerDirectory(self._registration.view)
+        self._groups = HomeGroups(shard, Delivery(shard, self._peers, directory), settings.step_timeout_s)
+        self._closing = ClientClosing(shard, self._peers, directory, self._groups)
+        self._groups.close_client = self._closing.close
         self._client_watch = ClientWatch(shard, self._closing, Silence(settings.client_lease_s))
 
     def _make_state(self, device: Device) -> ShardState:
@@ -209,6 +214,7 @@ class ShardProcess:
     async def _serve(self) -> None:
         shard = self._shard
         shard.serving = shard_pb2.SERVING_STATE_SERVING
+        await self._groups.start()
         await self._client_watch.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         logger.info("serves at %s on device %s", shard.address, shard.device.name)
@@ -231,10 +237,14 @@ class ShardProcess:
             raise port_refused(settings.bound_port, "--port") from error
         shard.address = settings.advertise or join_address(reachable_host(settings.host), port)
         home = Home(shard, self._registration, self._peers)
-        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(shard, self._closing), self._server)
+        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
+            EmbeddingServicer(shard, self._closing, self._groups), self._server
+        )
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(shard), self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableServicer(shard, home), self._server)
-        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(shard, self._lost, self._closing), self._server)
+        shard_pb2_grpc.add_ShardServiceServicer_to_server(
+            ShardServicer(shard, self._lost, self._closing, self._groups), self._server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), self._server)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -269,6 +279,7 @@ class ShardProcess:
         # A fenced shard answers nobody any more: what waits is refused by its tenure, and the connections are closed at once.
         await self._server.stop(None if shard.tenure.fenced else self._settings.drain_s)
         await self._client_watch.stop()
+        await self._groups.stop()
         await self._peers.close()
         await asyncio.to_thread(shard.sequencer.close)
         await asyncio.to_thread(shard.kept.close)

@@ -22,6 +22,8 @@ from shardam_proto.v1 import common_pb2, embedding_pb2_grpc, row_pb2_grpc, shard
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.front import ShardFront
+from shardam_server.shard.groups.delivery import Delivery
+from shardam_server.shard.groups.home import HomeGroups
 from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.lost import LostShard
 from shardam_server.shard.membership import Membership
@@ -78,11 +80,19 @@ class HeldShard:
 
     async def _start(self) -> None:
         peers = Peers(self.identity, self.token)
-        closing = ClientClosing(self.shard, peers, PeerDirectory(lambda: ClusterView(None, None, {})))
+        directory = PeerDirectory(lambda: ClusterView(None, None, {}))
+        self.groups = HomeGroups(self.shard, Delivery(self.shard, peers, directory))
+        closing = ClientClosing(self.shard, peers, directory, self.groups)
+        self.groups.close_client = closing.close
+        await self.groups.start()
         self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[ShardFront(self.shard.metrics, self.token)])
-        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(self.shard, closing), self._server)
+        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
+            EmbeddingServicer(self.shard, closing, self.groups), self._server
+        )
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(self.shard), self._server)
-        shard_pb2_grpc.add_ShardServiceServicer_to_server(ShardServicer(self.shard, self._lost(peers), closing), self._server)
+        shard_pb2_grpc.add_ShardServiceServicer_to_server(
+            ShardServicer(self.shard, self._lost(peers), closing, self.groups), self._server
+        )
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         await health.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
 from shardam_proto.errors import ShardUnreachable
 from shardam_proto.registry import ClusterEntry, ClusterView, ShardEntry
@@ -14,13 +15,20 @@ from shardam_proto.v1 import common_pb2, shard_pb2
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.clients import Origin
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.groups.changes import check_here
+from shardam_server.shard.groups.delivery import Delivery
+from shardam_server.shard.groups.home import HomeGroups
+from shardam_server.shard.groups.messages import decode_decision, encode_refusal
 from shardam_server.shard.last_numbers import LastNumbers, closed_numbers, end_all_here, end_here, settle_here
 from shardam_server.shard.leveling import Leveling, take_over
 from shardam_server.shard.peer_directory import PeerDirectory
+from shardam_server.shard.services.peer_groups import update_here
 from shardam_server.shard.state import ShardState
 from shardam_testing.shard_states import MemoryJournal, journaled_state, make_tables, replayed, shard_context, table_steps
 
 SPECS = [TableSpec("first", 2), TableSpec("second", 2)]
+
+AnswerT = TypeVar("AnswerT")
 
 WAIT_S = 30.0
 """Until a test that waits has failed."""
@@ -35,6 +43,7 @@ class ShardGroup:
         num_refused: how often they did not.
         lose_answers: shards that do what they are asked once, and whose answer is lost.
         calls: (method, shard, client) of each call that arrived.
+        step_timeout_s: of the home that is started next.
     """
 
     def __init__(self, count: int) -> None:
@@ -53,18 +62,25 @@ class ShardGroup:
         self.lose_answers: set[int] = set()
         self.calls: list[tuple[str, int, bytes]] = []
         self.home: ShardContext
+        self.step_timeout_s = 600.0
         self.closing: ClientClosing
+        self.groups: HomeGroups
 
     # -- home
 
     async def start_home(self) -> None:
         """Starts home's closing over its present state."""
         self.home = shard_context(0, self.states[0], num_shards=self.count)
-        self.closing = ClientClosing(self.home, self, PeerDirectory(self.view))
+        directory = PeerDirectory(self.view)
+        self.groups = HomeGroups(self.home, Delivery(self.home, self, directory), self.step_timeout_s)
+        self.closing = ClientClosing(self.home, self, directory, self.groups)
+        self.groups.close_client = self.closing.close
+        await self.groups.start()
         await self.closing.start()
 
     async def stop_home(self) -> None:
         await self.closing.stop()
+        await self.groups.stop()
         self.home.sequencer.close()
 
     async def restart_home(self) -> None:
@@ -121,6 +137,7 @@ class ShardGroup:
 
         self._answer("end all", peer.index, b"", end)
         if peer.index == 0:
+            await self.groups.let_closed_go()
             await self.closing.take_up()
         return ended
 
@@ -141,7 +158,20 @@ class ShardGroup:
 
         self._answer("settle", peer.index, client_id, settle)
 
-    def _answer(self, method: str, index: int, client_id: bytes, action: Callable[[], LastNumbers]) -> LastNumbers:
+    async def update_group(self, peer: ShardEntry, request: shard_pb2.UpdateGroupRequest) -> shard_pb2.UpdateGroupResponse:
+        state = self.states[peer.index]
+        self._answer("update group", peer.index, b"", lambda: update_here(state, request))
+        known = state.groups.find(request.group.name)
+        return shard_pb2.UpdateGroupResponse(
+            version=0 if known is None else known.group.version, step=0 if known is None else known.step
+        )
+
+    async def check_step(self, peer: ShardEntry, request: shard_pb2.CheckStepRequest) -> shard_pb2.CheckStepResponse:
+        decision = decode_decision(request.decision)
+        refusal = self._answer("check step", peer.index, b"", lambda: check_here(self.states[peer.index], decision))
+        return shard_pb2.CheckStepResponse(refusal=encode_refusal(refusal))
+
+    def _answer(self, method: str, index: int, client_id: bytes, action: Callable[[], AnswerT]) -> AnswerT:
         if index in self.down:
             raise ShardUnreachable(f"shard {index} is down")
         self.calls.append((method, index, client_id))

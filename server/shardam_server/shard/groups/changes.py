@@ -64,12 +64,13 @@ def set_group(state: ShardState, group: Group, step: int) -> GroupEntry:
     Args:
         state: the shard's.
         group: as home has it.
-        step: its last decided step; counts only where the group is not known.
+        step: its last decided step. A shard that is behind it here never will be told of what it lacks: it did not know the
+            group, or home has started empty since.
     """
     entry = state.groups.find(group.name)
     if entry is not None and group.version <= entry.group.version:
         return entry
-    new = GroupEntry(group, step) if entry is None else dataclasses.replace(entry, group=group)
+    new = GroupEntry(group, step) if entry is None else GroupEntry(group, max(step, entry.step), entry.decision)
     with state.journaled(change_records.group_record(state.change_number + 1, group, new.step)):
         state.groups.put(new)
     return new
@@ -231,6 +232,15 @@ def check_step(state: ShardState, decision: Decision) -> None:
     """
     for section in sections_of(state, decision):
         section.table.prepare(section)
+
+
+def check_here(state: ShardState, decision: Decision) -> Refusal | None:
+    """Returns why a step's merged gradients may not be applied; on the sequencer's thread."""
+    try:
+        check_step(state, decision)
+    except ShardamError as error:
+        return Refusal.of(error)
+    return None
 
 
 def _close(state: ShardState, entry: GroupEntry, decision: Decision, steps: Mapping[int, int]) -> None:

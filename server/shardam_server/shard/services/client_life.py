@@ -6,6 +6,7 @@ from shardam_proto.errors import ShardNotReady, WrongRole
 from shardam_proto.v1 import embedding_pb2, shard_pb2
 from shardam_server.shard.client_closing import LEAVE_WAIT_S, ClientClosing
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.groups.home import HomeGroups
 
 
 async def hear(shard: ShardContext, request: embedding_pb2.HeartbeatRequest) -> embedding_pb2.HeartbeatResponse:
@@ -24,7 +25,7 @@ async def hear(shard: ShardContext, request: embedding_pb2.HeartbeatRequest) -> 
 
 
 async def leave(
-    shard: ShardContext, closing: ClientClosing, request: embedding_pb2.LeaveRequest
+    shard: ShardContext, closing: ClientClosing, groups: HomeGroups, request: embedding_pb2.LeaveRequest
 ) -> embedding_pb2.LeaveResponse:
     """Ends a client: on home on all shards, elsewhere on this one. Allowed while draining, so that workers can say goodbye.
 
@@ -36,7 +37,9 @@ async def leave(
         raise ShardNotReady(f"shard {shard.identity.index} is starting and does not know its clients yet; try again")
     shard.identity.check(request.header)
     client_id = request.header.client_id
-    if shard.identity.is_home:
+    if shard.identity.is_home and groups.leaves_later(client_id):
+        pass  # it is closed once the step that it has arrived at is decided
+    elif shard.identity.is_home:
         await closing.close(client_id, wait_s=LEAVE_WAIT_S)
     else:
         await shard.change(lambda: shard.state.end_client(client_id))

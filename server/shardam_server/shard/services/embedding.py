@@ -11,6 +11,7 @@ from shardam_proto.limits import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from shardam_proto.v1 import embedding_pb2, embedding_pb2_grpc
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.groups.home import HomeGroups
 from shardam_server.shard.services import client_life
 from shardam_server.shard.services.exchange import ExchangeStream, ExchangeWork
 from shardam_server.shard.services.pulls import Pulls
@@ -24,11 +25,13 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
     Args:
         shard: the shard.
         closing: closes clients on all shards, if this one is home.
+        groups: keeps groups of workers, if this one is home.
     """
 
-    def __init__(self, shard: ShardContext, closing: ClientClosing) -> None:
+    def __init__(self, shard: ShardContext, closing: ClientClosing, groups: HomeGroups) -> None:
         self._shard = shard
         self._closing = closing
+        self._groups = groups
         self._pulls = Pulls(shard)
         self._pushes = Pushes(shard)
         self._work = ExchangeWork(self._pulls, self._pushes, RowChanges(shard))
@@ -111,4 +114,14 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         context: grpc.aio.ServicerContext[embedding_pb2.LeaveRequest, embedding_pb2.LeaveResponse],
     ) -> embedding_pb2.LeaveResponse:
         """Ends a client; on home on all shards."""
-        return await client_life.leave(self._shard, self._closing, request)
+        return await client_life.leave(self._shard, self._closing, self._groups, request)
+
+    async def JoinGroup(  # noqa: N802 - the service's name
+        self,
+        request: embedding_pb2.JoinGroupRequest,
+        context: grpc.aio.ServicerContext[embedding_pb2.JoinGroupRequest, embedding_pb2.JoinGroupResponse],
+    ) -> embedding_pb2.JoinGroupResponse:
+        """Takes a client into a group of workers; on home only."""
+        self._shard.check_serving(request.header)
+        first_step = await self._groups.join(request)
+        return embedding_pb2.JoinGroupResponse(header=self._shard.header(request.header), first_step=first_step)

@@ -13,9 +13,11 @@ from shardam_proto.errors import ShardNotReady
 from shardam_proto.v1 import shard_pb2, shard_pb2_grpc
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.groups.home import HomeGroups
 from shardam_server.shard.last_numbers import closed_numbers, end_all_here, end_here, settle_here
 from shardam_server.shard.lost import LostShard
 from shardam_server.shard.metrics import resident_bytes
+from shardam_server.shard.services import peer_groups, workers
 from shardam_server.shard.table import table_from_info
 
 
@@ -26,12 +28,14 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         shard: the shard.
         lost: what it does when it is told to forget its state.
         closing: closes clients; used on home only.
+        groups: keeps groups of workers; used on home only.
     """
 
-    def __init__(self, shard: ShardContext, lost: LostShard, closing: ClientClosing) -> None:
+    def __init__(self, shard: ShardContext, lost: LostShard, closing: ClientClosing, groups: HomeGroups) -> None:
         self._shard = shard
         self._lost = lost
         self._closing = closing
+        self._groups = groups
 
     async def GetStatus(  # noqa: N802 - the service's name
         self,
@@ -115,6 +119,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         shard.check_serving(request.header)
         clients, next_after = await shard.change(lambda: end_all_here(shard.state, request.after_client_id))
         if shard.identity.is_home:
+            await self._groups.let_closed_go()
             await self._closing.take_up()  # the caller may break off, and its former state come back
         return shard_pb2.EndClientsResponse(
             header=shard.header(request.header), clients=clients, next_after_client_id=next_after
@@ -131,6 +136,30 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         numbers = [(closed.number, tuple(closed.table_ids)) for closed in request.numbers]
         await shard.change(lambda: settle_here(shard.state, request.client_id, numbers, settled=request.settled))
         return shard_pb2.SettleClientResponse(header=shard.header(request.header))
+
+    async def UpdateGroup(  # noqa: N802 - the service's name
+        self,
+        request: shard_pb2.UpdateGroupRequest,
+        context: grpc.aio.ServicerContext[shard_pb2.UpdateGroupRequest, shard_pb2.UpdateGroupResponse],
+    ) -> shard_pb2.UpdateGroupResponse:
+        """Brings a group here to where home has it."""
+        return await peer_groups.update(self._shard, request)
+
+    async def CheckStep(  # noqa: N802 - the service's name
+        self,
+        request: shard_pb2.CheckStepRequest,
+        context: grpc.aio.ServicerContext[shard_pb2.CheckStepRequest, shard_pb2.CheckStepResponse],
+    ) -> shard_pb2.CheckStepResponse:
+        """Says whether a step's merged gradients may be applied here."""
+        return await peer_groups.check(self._shard, request)
+
+    async def ListWorkers(  # noqa: N802 - the service's name
+        self,
+        request: shard_pb2.ListWorkersRequest,
+        context: grpc.aio.ServicerContext[shard_pb2.ListWorkersRequest, shard_pb2.ListWorkersResponse],
+    ) -> shard_pb2.ListWorkersResponse:
+        """Lists the workers and what groups wait for; on home only."""
+        return await workers.list_workers(self._shard, self._groups, request)
 
     async def ForgetState(  # noqa: N802 - the service's name
         self,

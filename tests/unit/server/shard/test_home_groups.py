@@ -1,0 +1,293 @@
+"""Home takes members in, decides steps once all have arrived, and lets members go; whatever fails on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+from shardam_testing.shard_group import ShardGroup, running_group
+
+from shardam_kernels.factors import AdamOptions
+from shardam_proto.errors import ClientClosed, GroupMismatch, ShardNotReady
+from shardam_proto.limits import PROTOCOL_VERSION
+from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2
+from shardam_server.shard.clients import Origin
+from shardam_server.shard.groups.changes import IncomingPart, stage
+from shardam_server.shard.groups.values import Kind
+from shardam_server.shard.table import GradientSection
+
+RANK_0, RANK_1, AGAIN = b"0" * 16, b"1" * 16, b"2" * 16
+
+OPTIONS = AdamOptions(lr=0.1)
+
+Scenario = Callable[[ShardGroup], Awaitable[None]]
+
+
+def on_three_shards(scenario: Scenario) -> Callable[[], None]:
+    """Runs a test on home and two more shards."""
+
+    async def run() -> None:
+        async with running_group(3) as shards:
+            await scenario(shards)
+
+    def test() -> None:
+        asyncio.run(run())
+
+    functools.update_wrapper(test, scenario)
+    del test.__wrapped__  # type: ignore[attr-defined]  # pytest would see the shards as a fixture
+    return test
+
+
+def join_request(client_id: bytes, rank: int, *, world_size: int = 2, restarts: int = 0) -> embedding_pb2.JoinGroupRequest:
+    terms = group_pb2.GroupTerms(mode=group_pb2.GROUP_MODE_SYNC, reduce=group_pb2.REDUCE_MEAN, world_size=world_size)
+    header = common_pb2.RequestHeader(protocol_version=PROTOCOL_VERSION, client_id=client_id)
+    return embedding_pb2.JoinGroupRequest(header=header, group="workers", terms=terms, rank=rank, restart_count=restarts)
+
+
+async def join(shards: ShardGroup, client_id: bytes, rank: int, *, world_size: int = 2, restarts: int = 0) -> int:
+    shards.open(client_id)
+    return await shards.groups.join(join_request(client_id, rank, world_size=world_size, restarts=restarts))
+
+
+def push(shards: ShardGroup, client_id: bytes, rank: int, step: int, *, number: int = 0, kind: Kind = "gradient") -> None:
+    """Stages a part on every shard."""
+    for state in shards.states:
+        sections = []
+        if kind == "gradient":
+            gradients = np.full((2, 2), 1.0 + rank, np.float32)
+            sections = [GradientSection(state.table(1), np.array([1, 2]), gradients, OPTIONS, 1.0)]
+        stage(state, IncomingPart(Origin(client_id, number or step, b"part"), step, rank, kind, sections))
+
+
+def arrive_request(
+    client_id: bytes, rank: int, step: int, *, number: int = 0, budget_s: float = 20.0, peak: float = 1.0
+) -> embedding_pb2.ArriveRequest:
+    header = common_pb2.RequestHeader(
+        protocol_version=PROTOCOL_VERSION,
+        client_id=client_id,
+        number=number or step,
+        step=step,
+        rank=rank,
+        budget_s=budget_s,
+    )
+    return embedding_pb2.ArriveRequest(header=header, peaks=[group_pb2.TablePeak(table_id=1, peak=peak)])
+
+
+async def step_of_both(shards: ShardGroup, step: int) -> list[embedding_pb2.ArriveResponse]:
+    for rank, client_id in enumerate((RANK_0, RANK_1)):
+        push(shards, client_id, rank, step)
+    arrivals = [
+        shards.groups.steps.arrive(arrive_request(client_id, rank, step)) for rank, client_id in enumerate((RANK_0, RANK_1))
+    ]
+    return list(await asyncio.gather(*arrivals))
+
+
+def group_steps(shards: ShardGroup) -> list[int]:
+    return [entry.step for state in shards.states for entry in state.groups]
+
+
+def table_steps(shards: ShardGroup) -> list[int]:
+    return [state.table(1).step for state in shards.states]
+
+
+@on_three_shards
+async def test_a_step_is_decided_when_all_have_arrived_and_carried_out_everywhere(shards: ShardGroup) -> None:
+    assert await join(shards, RANK_0, 0) == 1
+    assert await join(shards, RANK_1, 1) == 1
+    for step in (1, 2, 3):
+        answers = await step_of_both(shards, step)
+        assert [answer.result.num_contributions for answer in answers] == [2, 2]
+        assert [answer.result.end for answer in answers] == [group_pb2.STEP_END_APPLIED] * 2
+        await shards.until("all shards to be told", lambda step=step: group_steps(shards) == [step] * 3)  # type: ignore[misc]
+    assert table_steps(shards) == [3, 3, 3]
+    assert shards.last_numbers(RANK_0) == [3, 3, 3]
+
+
+@on_three_shards
+async def test_a_group_that_starts_waits_for_all_its_ranks(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0)
+    push(shards, RANK_0, 0, 1)
+    answer = await shards.groups.steps.arrive(arrive_request(RANK_0, 0, 1, budget_s=0.05))
+    assert not answer.HasField("result")
+    [(group, step, missing, _)] = shards.groups.waiting()
+    assert (group.name, step, missing) == ("workers", 1, [1])
+    await join(shards, RANK_1, 1)
+    push(shards, RANK_1, 1, 1)
+    answer = await shards.groups.steps.arrive(arrive_request(RANK_1, 1, 1))
+    assert answer.result.num_contributions == 2
+
+
+@on_three_shards
+async def test_a_member_that_is_closed_stops_nobody_and_leaves_nothing(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0)
+    await join(shards, RANK_1, 1)
+    await step_of_both(shards, 1)
+    push(shards, RANK_0, 0, 2)
+    push(shards, RANK_1, 1, 2)
+    waiting = asyncio.create_task(shards.groups.steps.arrive(arrive_request(RANK_0, 0, 2)))
+    await shards.closing.close(RANK_1)
+    answer = await waiting
+    assert answer.result.num_contributions == 1
+    await shards.until_settled(RANK_1)
+    assert shards.last_numbers(RANK_1) == [1, 1, 1]
+    assert table_steps(shards) == [2, 2, 2]
+    assert [state.groups.parts() for state in shards.states] == [[], [], []]
+    with pytest.raises(ClientClosed):
+        push(shards, RANK_1, 1, 3)
+
+
+@on_three_shards
+async def test_a_higher_restart_count_takes_the_rank_over_at_the_next_step(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0)
+    await join(shards, RANK_1, 1)
+    await step_of_both(shards, 1)
+    with pytest.raises(GroupMismatch, match=r"rank 1 .* is taken"):
+        await join(shards, AGAIN, 1)
+    assert await join(shards, AGAIN, 1, restarts=1) == 2
+    assert shards.is_closed(RANK_1)[0]
+    push(shards, RANK_0, 0, 2)
+    push(shards, AGAIN, 1, 2, number=1)
+    first, second = await asyncio.gather(
+        shards.groups.steps.arrive(arrive_request(RANK_0, 0, 2)),
+        shards.groups.steps.arrive(arrive_request(AGAIN, 1, 2, number=1)),
+    )
+    assert first.result == second.result
+    assert first.result.num_contributions == 2
+
+
+@on_three_shards
+async def test_a_shard_that_is_down_gets_the_decision_when_it_is_back(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0)
+    await join(shards, RANK_1, 1)
+    for rank, client_id in enumerate((RANK_0, RANK_1)):
+        push(shards, client_id, rank, 1)
+    shards.down.add(2)
+    both = [shards.groups.steps.arrive(arrive_request(client_id, rank, 1)) for rank, client_id in enumerate((RANK_0, RANK_1))]
+    await asyncio.gather(*both)
+    await shards.until("shard 1 to be told", lambda: group_steps(shards) == [1, 1, 0])
+    shards.restart(2)
+    shards.down.clear()
+    await shards.until("shard 2 to be told", lambda: group_steps(shards) == [1, 1, 1])
+    assert table_steps(shards) == [1, 1, 1]
+
+
+@on_three_shards
+async def test_a_home_that_comes_back_tells_what_it_had_decided_and_answers_for_it(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0)
+    await join(shards, RANK_1, 1)
+    for rank, client_id in enumerate((RANK_0, RANK_1)):
+        push(shards, client_id, rank, 1)
+    shards.down |= {1, 2}
+    both = [shards.groups.steps.arrive(arrive_request(client_id, rank, 1)) for rank, client_id in enumerate((RANK_0, RANK_1))]
+    await asyncio.gather(*both)
+    await shards.restart_home()
+    shards.down.clear()
+    await shards.until("all shards to be told", lambda: group_steps(shards) == [1, 1, 1])
+    answer = await shards.groups.steps.arrive(arrive_request(RANK_1, 1, 1))
+    assert answer.result.num_contributions == 2
+    await step_of_both(shards, 2)
+    await shards.until("the next step", lambda: table_steps(shards) == [2, 2, 2])
+
+
+@on_three_shards
+async def test_a_home_that_comes_back_waits_for_members_to_arrive_again(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0)
+    await join(shards, RANK_1, 1)
+    push(shards, RANK_0, 0, 1)
+    push(shards, RANK_1, 1, 1)
+    await shards.groups.steps.arrive(arrive_request(RANK_0, 0, 1, budget_s=0.05))
+    await shards.restart_home()
+    answer = await shards.groups.steps.arrive(arrive_request(RANK_1, 1, 1, budget_s=0.05))
+    assert not answer.HasField("result")
+    answer = await shards.groups.steps.arrive(arrive_request(RANK_0, 0, 1))
+    assert answer.result.num_contributions == 2
+
+
+@on_three_shards
+async def test_a_client_is_ended_on_a_shard_only_after_the_decisions_it_is_part_of(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0)
+    await join(shards, RANK_1, 1)
+    shards.down.add(2)
+    await step_of_both(shards, 1)
+    await shards.closing.close(RANK_1)
+    await shards.until("shard 1 to end the client", lambda: ("end", 1, RANK_1) in shards.calls)
+    shards.down.clear()
+    await shards.until_settled(RANK_1)
+    assert table_steps(shards) == [1, 1, 1]
+    assert shards.last_numbers(RANK_1) == [1, 1, 1]
+
+
+@on_three_shards
+async def test_large_gradients_are_checked_on_all_shards_before_the_step_is_decided(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0)
+    await join(shards, RANK_1, 1)
+    for rank, client_id in enumerate((RANK_0, RANK_1)):
+        for index, state in enumerate(shards.states):
+            gradients = np.full((1, 2), 1.5 * 2.0**63 if index == 2 else 1.0, np.float32)
+            sections = [GradientSection(state.table(1), np.array([7]), gradients, OPTIONS, 1.0)]
+            stage(state, IncomingPart(Origin(client_id, 1, b"part"), 1, rank, "gradient", sections))
+    both = [
+        shards.groups.steps.arrive(arrive_request(client_id, rank, 1, peak=1.5 * 2.0**63))
+        for rank, client_id in enumerate((RANK_0, RANK_1))
+    ]
+    answers = await asyncio.gather(*both)
+    assert [answer.result.refusal.reason for answer in answers] == ["NON_FINITE_GRADIENT"] * 2
+    assert table_steps(shards) == [0, 0, 0]
+    await step_of_both(shards, 2)
+    await shards.until("the next step", lambda: table_steps(shards) == [1, 1, 1])
+
+
+def test_a_step_that_waits_too_long_is_given_up_and_names_the_missing_rank() -> None:
+    async def run() -> None:
+        async with running_group(3) as shards:
+            await shards.stop_home()
+            shards.step_timeout_s = 0.2
+            await shards.start_home()
+            await join(shards, RANK_0, 0)
+            await join(shards, RANK_1, 1)
+            push(shards, RANK_0, 0, 1)
+            answer = await shards.groups.steps.arrive(arrive_request(RANK_0, 0, 1))
+            assert answer.result.refusal.reason == "STEP_TIMEOUT"
+            assert answer.result.refusal.metadata["ranks"] == "1"
+            push(shards, RANK_1, 1, 1)  # too late: it is closed, and refused
+            answer = await shards.groups.steps.arrive(arrive_request(RANK_1, 1, 1))
+            assert (answer.result.num_contributions, answer.result.refusal.reason) == (0, "STEP_TIMEOUT")
+            await step_of_both(shards, 2)
+            await shards.until("the next step", lambda: table_steps(shards) == [1, 1, 1])
+
+    asyncio.run(run())
+
+
+@on_three_shards
+async def test_a_join_that_cannot_be_told_to_all_is_finished_by_repeating_it(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0, world_size=1)
+    shards.down.add(1)
+    shards.open(RANK_1)
+    await shards.closing.close(RANK_0)
+    joining = asyncio.create_task(shards.groups.join(join_request(RANK_1, 0, world_size=1)))
+    with pytest.raises(ShardNotReady, match=r"shards \[1\]"):
+        await joining
+    shards.down.clear()
+    assert await shards.groups.join(join_request(RANK_1, 0, world_size=1)) == 1
+
+
+@on_three_shards
+async def test_a_client_that_leaves_after_its_arrival_is_counted_and_then_closed(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0)
+    await join(shards, RANK_1, 1)
+    push(shards, RANK_0, 0, 1)
+    push(shards, RANK_1, 1, 1)
+    first = asyncio.create_task(shards.groups.steps.arrive(arrive_request(RANK_0, 0, 1)))
+    await shards.until("the arrival", lambda: shards.groups.has_arrived("workers", RANK_0))
+    assert shards.groups.leaves_later(RANK_0)
+    assert not shards.groups.leaves_later(RANK_1)
+    answer = await shards.groups.steps.arrive(arrive_request(RANK_1, 1, 1))
+    assert answer.result.num_contributions == 2
+    assert (await first).result.num_contributions == 2
+    await shards.until_settled(RANK_0)
+    push(shards, RANK_1, 1, 2)
+    answer = await shards.groups.steps.arrive(arrive_request(RANK_1, 1, 2))
+    assert answer.result.num_contributions == 1
