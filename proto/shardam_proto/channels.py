@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from shardam_proto.errors import BadToken, MessageTooLarge, ShardamError, ShardUnreachable, unpack_error
+from shardam_proto.errors import BadToken, MessageTooLarge, ShardamError, ShardUnreachable, VersionMismatch, unpack_error
 from shardam_proto.limits import CHANNEL_OPTIONS
 
 Request = TypeVar("Request", contravariant=True)
@@ -96,5 +96,10 @@ def translate(error: grpc.RpcError, peer: str) -> ShardamError:
             return MessageTooLarge(message, metadata={"peer": peer})
         case grpc.StatusCode.UNAUTHENTICATED:
             return BadToken(message, metadata={"peer": peer})
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return VersionMismatch(
+                f"{peer} does not know this call ({details}): it runs another version of shardam; start it with this one's",
+                metadata={"peer": peer},
+            )
         case _:
             return ShardamError(message, metadata={"peer": peer})

@@ -37,6 +37,9 @@ HELP_WIDTH = 120
 MAX_PROCESSES = 64
 """Of workers, and of shards, on one machine."""
 
+MAX_STALENESS = 1_000
+"""Steps; beyond it a bound bounds nothing in a demo."""
+
 MAX_EPOCHS = 1_000
 MAX_SEED = 2**63 - 1
 """The largest that torch and NumPy both take as it is."""
@@ -121,6 +124,14 @@ def parse_options(arguments: list[str]) -> DemoOptions:
         help="seed of initial rows and weights, of the order of samples and of synthetic data (default 0)",
     )
     parser.add_argument(
+        "--mode",
+        type=_mode,
+        default="async",
+        metavar="async|sync|bounded:N",
+        help="what a step of several workers means; async: a push is applied on arrival; sync: their gradients are one step; "
+        "bounded:N: as async, no worker more than N steps ahead of another (default async)",
+    )
+    parser.add_argument(
         "--data-dir",
         type=_folder,
         metavar="PATH",
@@ -132,6 +143,16 @@ def parse_options(arguments: list[str]) -> DemoOptions:
         "--json", dest="as_json", action="store_true", help="end stdout with one JSON object; all else goes to stderr"
     )
     return DemoOptions(**vars(parser.parse_args(arguments)))
+
+
+def _mode(text: str) -> str:
+    """Converts a mode; shardam.connect, in the workers, takes the same words."""
+    if text in ("async", "sync"):
+        return text
+    name, _, bound = text.partition(":")
+    if name != "bounded" or not (bound.isascii() and bound.isdecimal()) or int(bound) > MAX_STALENESS:
+        raise argparse.ArgumentTypeError(f"must be async, sync, or bounded:N with N from 0 to {MAX_STALENESS}, got {text!r}")
+    return f"bounded:{int(bound)}"
 
 
 def _folder(text: str) -> Path | None:

@@ -54,6 +54,52 @@ class EpochResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class Training:
+    """What the whole run was.
+
+    Args:
+        mode: async, sync or bounded:N.
+        workers: their number; in sync K, the contributions of a step.
+        shards: their number.
+        rows: rows of all tables after it.
+        batch_size: samples of a step over all workers.
+        steps: steps of each worker, and of the baseline.
+        table_steps: SparseAdam steps that a table has taken.
+    """
+
+    mode: str
+    workers: int
+    shards: int
+    rows: int
+    batch_size: int
+    steps: int
+    table_steps: int
+
+    def step_ms(self, samples_per_s: float) -> float:
+        """Returns milliseconds of a step over all workers at a throughput."""
+        return 1000 * self.batch_size / samples_per_s
+
+    def meaning(self) -> str:
+        """Says in a sentence what the mode meant for the run."""
+        steps, updates = f"{self.steps:,} steps", f"{self.table_steps:,} SparseAdam steps"
+        if self.mode == "sync":
+            return (
+                f"Mode sync: the group took {steps}, each the mean of K = {_count(self.workers, 'contribution')} and one "
+                f"SparseAdam step of a table ({self.table_steps:,}), as in one process with the whole batch."
+            )
+        if self.mode == "async":
+            return (
+                f"Mode async: pushes are applied on arrival; a table took {updates}, one for each push of "
+                f"{_count(self.workers, 'worker')} with {steps}, the baseline {self.steps:,}."
+            )
+        bound = self.mode.partition(":")[2]
+        return (
+            f"Mode {self.mode}: as async, a table took {updates}, one for each push; a worker that was more than {bound} "
+            f"{'step' if bound == '1' else 'steps'} ahead of another waited with its next pull."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class MovedRow:
     """A row before training (its weight), and as REST shows it after."""
 
@@ -96,12 +142,12 @@ class DemoReport:
             f"{len(data.fields)} fields, one table each: {_some(data.fields)}"
         )
 
-    def started(self, devices: Sequence[str], workers: int, admin_url: str) -> None:
+    def started(self, devices: Sequence[str], workers: int, mode: str, admin_url: str) -> None:
         """Says what runs where."""
         where = ", ".join(f"{device} x {devices.count(device)}" for device in sorted(set(devices)))
         self.line(
             f"  {_count(len(devices), 'shard')} ({where}) and the admin API are up ({admin_url}); "
-            f"starting {_count(workers, 'worker')} (cpu)"
+            f"starting {_count(workers, 'worker')} (cpu), mode {mode}"
         )
 
     def durability(self, data_dir: Path | None) -> None:
@@ -142,24 +188,25 @@ class DemoReport:
             f"{result.baseline_log_loss:7.4f}   {result.samples_per_s:7,.0f} {result.baseline_samples_per_s:9,.0f}"
         )
 
-    def result(self, last: EpochResult, workers: int, shards: int, rows: int) -> None:
+    def result(self, last: EpochResult, training: Training) -> None:
         """Prints what the run has shown."""
         self._stop_progress()
         self.line()
         self.line(
             f"AUC {last.auc:.4f}, local baseline {last.baseline_auc:.4f} ({last.auc - last.baseline_auc:+.4f}); "
-            f"{rows:,} rows on {_count(shards, 'shard')}.",
+            f"{training.rows:,} rows on {_count(training.shards, 'shard')}.",
             style="bold",
         )
         self.line(
-            f"{last.samples_per_s:,.0f} samples/s with {_count(workers, 'worker')} and {_count(shards, 'shard')}; "
+            f"{last.samples_per_s:,.0f} samples/s with {_count(training.workers, 'worker')} and "
+            f"{_count(training.shards, 'shard')}; "
             f"{last.baseline_samples_per_s:,.0f} with one local process of one thread, which has all rows in its own memory."
         )
-        if workers > 1:
-            self.line(
-                f"Pushes are asynchronous: the tables took {workers} SparseAdam steps for each batch, one a worker, "
-                "the baseline one."
-            )
+        self.line(
+            f"{training.step_ms(last.samples_per_s):.1f} ms a step of {training.batch_size} samples; "
+            f"{training.step_ms(last.baseline_samples_per_s):.1f} ms locally."
+        )
+        self.line(training.meaning())
 
     def moved(self, row: MovedRow) -> None:
         """Prints a row before and after training, with its moments."""

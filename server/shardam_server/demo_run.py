@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from shardam_server.command_errors import CommandError, UsageError
 from shardam_server.demo_processes import Child, Exited, Happening, Line, child_environment
-from shardam_server.demo_report import DataSummary, DemoReport, EpochResult, MovedRow
+from shardam_server.demo_report import DataSummary, DemoReport, EpochResult, MovedRow, Training
 from shardam_server.demo_rest import devices_of, read_row, row_url
 
 PREPARE, CLUSTER, WORKERS = "data preparation", "cluster", "workers"
@@ -34,13 +34,14 @@ LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 @dataclasses.dataclass(frozen=True)
 class DemoOptions:
-    """What the user asked for; `data_dir` None: rows live in memory only."""
+    """What the user asked for; `data_dir` None: rows live in memory only; `mode` as shardam.connect takes it."""
 
     data: str | None
     workers: int
     shards: int
     epochs: int
     seed: int
+    mode: str
     data_dir: Path | None
     keep: bool
     as_json: bool
@@ -95,7 +96,7 @@ class Demo:
         self._children: dict[str, Child] = {}
         self._to_show: RowToShow | None = None
         self._last_epoch: EpochResult | None = None
-        self._rows: int | None = None
+        self._training: Training | None = None
         self._errors: list[WorkerError] = []
 
     def run(self) -> None:
@@ -155,7 +156,7 @@ class Demo:
 
     def _train(self, cluster: ClusterAddress) -> None:
         options = self._options
-        self._report.started(devices_of(cluster.admin_url), options.workers, cluster.admin_url)
+        self._report.started(devices_of(cluster.admin_url), options.workers, options.mode, cluster.admin_url)
         self._report.durability(options.data_dir)
         torchrun = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(options.workers)]
         environment = {
@@ -165,10 +166,11 @@ class Demo:
             "TMPDIR": str(self._dataset.parent),  # torchrun and torch leave folders behind, which go with this one
         }
         arguments = ["--dataset", str(self._dataset), "--cluster", cluster.name, "--epochs", str(options.epochs)]
+        arguments += ["--seed", str(options.seed), "--mode", options.mode]
         self._start(
             WORKERS,
             "torch.distributed.run",
-            [*torchrun, "-m", "shardam.demo", *arguments, "--seed", str(options.seed), "--exit-with-stdin"],
+            [*torchrun, "-m", "shardam.demo", *arguments, "--exit-with-stdin"],
             environment,
         )
         while True:
@@ -177,7 +179,7 @@ class Demo:
                     self._take_worker_event(json.loads(text))
                 case Line(child=child, text=text):
                     self._children[child].add_to_tail(text)
-                case Exited(child=child, status=0) if child == WORKERS and self._rows is not None:
+                case Exited(child=child, status=0) if child == WORKERS and self._training is not None:
                     return
                 case Exited(child=child, status=status):
                     self._fail(child, status)
@@ -192,18 +194,19 @@ class Demo:
             case "moved":
                 self._to_show = RowToShow(**event)
             case "end":
-                self._rows = event["rows"]
+                options = self._options
+                self._training = Training(options.mode, options.workers, options.shards, **event)
             case "error":
                 # A worker that fails takes others with it; theirs are follow-up errors of the process group.
                 self._errors.insert(len(self._errors) if event["trace"] else 0, WorkerError(**event))
 
     def _show(self, cluster: ClusterAddress) -> None:
-        if self._to_show is None or self._last_epoch is None or self._rows is None:
+        if self._to_show is None or self._last_epoch is None or self._training is None:
             raise CommandError("the workers ended without a result; this is a defect of the demo")
-        options, last, shown = self._options, self._last_epoch, self._to_show
+        options, last, shown, training = self._options, self._last_epoch, self._to_show, self._training
         url = row_url(cluster.admin_url, shown.table, shown.row_id)
         row = read_row(url)
-        self._report.result(last, options.workers, options.shards, self._rows)
+        self._report.result(last, training)
         self._report.moved(MovedRow(shown.table, shown.row_id, shown.title, shown.samples, shown.before, row, url))
         if options.keep:
             self._report.kept(cluster.admin_url, cluster.redis_url, url)
@@ -212,8 +215,11 @@ class Demo:
         if options.as_json:
             figures = dataclasses.asdict(last)
             del figures["epoch"]
-            counts = {"workers": options.workers, "shards": options.shards, "rows": self._rows}
-            sys.stdout.write(json.dumps(figures | counts) + "\n")
+            times = {
+                "step_ms": training.step_ms(last.samples_per_s),
+                "baseline_step_ms": training.step_ms(last.baseline_samples_per_s),
+            }
+            sys.stdout.write(json.dumps(figures | times | dataclasses.asdict(training)) + "\n")
             sys.stdout.flush()
 
     def _wait_for_signal(self) -> NoReturn:

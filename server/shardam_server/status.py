@@ -1,4 +1,4 @@
-"""`shardam status`: what Redis and every shard say of the cluster, as a table or as JSON, and what is missing."""
+"""`shardam status`: what Redis, shards and home say of cluster and workers, as tables or as JSON, and what is missing."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from shardam_server.command_errors import CommandError
 from shardam_server.redis_errors import redis_unreachable
 from shardam_server.settings import StatusSettings
 from shardam_server.shard_words import JOURNAL_MODES, JOURNAL_STATES, problem_of, state_word, warning_of
+from shardam_server.status_workers import NO_HOME, WorkersReport, ask_workers
 
 _MAX_CALLS = 32  # calls at once; more would only queue on this side
 _REFUSED = "refused"
@@ -53,11 +54,13 @@ class ClusterReport:
         cluster: its name.
         view: what Redis says.
         shards: one report per configured shard.
+        workers: what home says of the workers.
     """
 
     cluster: str
     view: ClusterView
     shards: list[ShardReport]
+    workers: WorkersReport = NO_HOME
 
     def _refusals(self) -> list[str]:
         """Says each refusal once, whatever the number of shards: a wrong token is refused by all in the same words."""
@@ -122,18 +125,30 @@ def read_report(settings: StatusSettings) -> ClusterReport:
     cluster_id, num_shards = view.entry.cluster_id, view.entry.num_shards
     with concurrent.futures.ThreadPoolExecutor(min(num_shards, _MAX_CALLS)) as pool:
         pending = [pool.submit(_ask_shard, index, view.shards.get(index), cluster_id, settings) for index in range(num_shards)]
-        return ClusterReport(settings.cluster, view, [future.result() for future in pending])
+        shards = [future.result() for future in pending]
+    return ClusterReport(settings.cluster, view, shards, _ask_home(shards[0], cluster_id, settings))
 
 
-def _ask_shard(index: int, entry: ShardEntry | None, cluster_id: str, settings: StatusSettings) -> ShardReport:
-    if entry is None:
-        return ShardReport(index, "missing", "is not registered: it is not running, or cannot reach this Redis")
-    header = common_pb2.RequestHeader(
+def _ask_home(home: ShardReport, cluster_id: str, settings: StatusSettings) -> WorkersReport:
+    """Asks home for the workers if it has answered, so that one that is away costs one time-out and one message."""
+    if home.entry is None or home.status is None:
+        return NO_HOME
+    return ask_workers(home.entry.address, _header(home.entry, cluster_id, settings), settings)
+
+
+def _header(entry: ShardEntry, cluster_id: str, settings: StatusSettings) -> common_pb2.RequestHeader:
+    return common_pb2.RequestHeader(
         protocol_version=PROTOCOL_VERSION,
         cluster_id=cluster_id,
         incarnation=entry.incarnation,
         budget_s=settings.shard_timeout_s,
     )
+
+
+def _ask_shard(index: int, entry: ShardEntry | None, cluster_id: str, settings: StatusSettings) -> ShardReport:
+    if entry is None:
+        return ShardReport(index, "missing", "is not registered: it is not running, or cannot reach this Redis")
+    header = _header(entry, cluster_id, settings)
     peer = f"shard {index} at {entry.address}"
     with open_channel(entry.address) as channel:
         try:
@@ -169,6 +184,7 @@ def report_as_json(report: ClusterReport) -> str:
         "problems": report.problems,
         "warnings": report.warnings,
         "shards": [_shard_as_json(shard) for shard in report.shards],
+        **report.workers.to_json(),
     }
     return json.dumps(value) + "\n"
 
@@ -190,7 +206,7 @@ def _shard_as_json(shard: ShardReport) -> dict[str, object]:
 
 
 def report_as_text(report: ClusterReport) -> str:
-    """Returns a table for a terminal, then what is missing."""
+    """Returns tables for a terminal, of shards and of workers, then what is missing."""
     entry, route_map = report.view.entry, report.view.route_map
     lines = []
     if entry is not None:
@@ -202,6 +218,7 @@ def report_as_text(report: ClusterReport) -> str:
         lines += _table([_HEADINGS, *(_row(shard) for shard in report.shards)])
         kept = [_kept(shard.index, shard.status) for shard in report.shards if shard.status is not None]
         lines += ["", *_table(kept), ""] if kept else [""]
+        lines += [*_table(report.workers.table()), *report.workers.notes(), ""]
         lines += [f"note: {warning}" for warning in report.warnings]
     lines += [f"missing: {problem}" for problem in report.problems] or ["all shards are ready"]
     return "\n".join(lines) + "\n"
@@ -262,7 +279,7 @@ def _kept(index: int, status: shard_pb2.GetStatusResponse) -> tuple[str, ...]:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 

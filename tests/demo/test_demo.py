@@ -39,12 +39,21 @@ def test_the_synthetic_demo_ends_with_one_json_object_of_its_figures(tmp_path: P
         "baseline_auc",
         "baseline_log_loss",
         "baseline_samples_per_s",
+        "step_ms",
+        "baseline_step_ms",
+        "mode",
         "workers",
         "shards",
         "rows",
+        "batch_size",
+        "steps",
+        "table_steps",
     ]
     assert len(lines) == 1
     assert result["workers"] == result["shards"] == 2
+    assert result["mode"] == "async"
+    assert result["table_steps"] == 2 * result["steps"]  # one for each push
+    assert result["step_ms"] == pytest.approx(1000 * result["batch_size"] / result["samples_per_s"])
     assert result["rows"] > 1_000
     assert 0.6 < result["baseline_auc"] < 0.9
     assert abs(result["auc"] - result["baseline_auc"]) < 0.05  # one epoch: shardam's tables have taken twice the steps
@@ -54,6 +63,31 @@ def test_the_synthetic_demo_ends_with_one_json_object_of_its_figures(tmp_path: P
     assert "weight now" in people
     assert "exp_avg_sq" in people
     assert "Traceback" not in people
+
+
+@pytest.mark.parametrize(("workers", "shards"), [(1, 2), (2, 1), (4, 2)])
+def test_in_sync_the_workers_take_the_baseline_s_steps(tmp_path: Path, workers: int, shards: int) -> None:
+    arguments = ("--mode", "sync", "--workers", str(workers), "--shards", str(shards), "--epochs", "1", "--json")
+    with running_demo(tmp_path, "--data", "synthetic", *arguments) as demo:
+        assert demo.wait() == 0, demo.err.read_text()
+        demo.assert_nothing_is_left()
+        people = demo.err.read_text()
+        result = json.loads(demo.out.read_text())
+    assert (result["mode"], result["workers"]) == ("sync", workers)
+    assert result["table_steps"] == result["steps"] > 10
+    assert abs(result["auc"] - result["baseline_auc"]) < 2e-4  # the order of float32 sums is all that differs
+    assert abs(result["log_loss"] - result["baseline_log_loss"]) < 2e-4
+    assert f"each the mean of K = {workers} contribution" in people
+
+
+def test_bounded_workers_go_on_with_the_bound_of_the_run(tmp_path: Path) -> None:
+    arguments = ("--data", str(write_clicks(tmp_path)), "--mode", "bounded:0", "--epochs", "2", "--shards", "3")
+    with running_demo(tmp_path, *arguments, "--json") as demo:
+        assert demo.wait() == 0, demo.err.read_text()
+        demo.assert_nothing_is_left()
+        result = json.loads(demo.out.read_text())
+    assert result["mode"] == "bounded:0"
+    assert result["table_steps"] == 2 * result["steps"] == 12  # 1,800 training samples are 3 batches of 512, in 2 epochs
 
 
 def test_keep_leaves_urls_that_work_until_ctrl_c(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
-"""`shardam status` says how each shard and its journal are; what stops training is exit status 1, the rest is a note."""
+"""`shardam status` says how shards, journals and workers are; what stops training is exit status 1, the rest is a note."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 from shardam_testing.fake_shards import FakeCluster, running_fake_shards
+from shardam_testing.listed_workers import bounded_workers, client_id, sync_workers
 from shardam_testing.processes import Valkey, clean_environment, running_valkey
 
 from shardam_proto.v1 import shard_pb2
@@ -120,3 +122,70 @@ def test_a_journal_that_stops_changes_is_missing_and_exit_status_1(
     assert "missing: shard 0 takes no changes: " in done.stdout
     assert "what the shard says of it\n" in done.stdout
     assert "note:" not in done.stdout
+
+
+def workers_part(text: str) -> list[str]:
+    """Returns the lines between the shards and the verdict."""
+    return text.split("\n\n")[-2].splitlines()
+
+
+def test_workers_are_a_table_with_the_ranks_that_a_group_waits_for(valkey: Valkey, shards: FakeCluster) -> None:
+    shards.shards[0].workers = sync_workers()
+    done = status(valkey)
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *rows, note = workers_part(done.stdout)
+    assert head.split() == ["worker", "mode", "group", "rank", "restarts", "step", "behind", "heartbeat"]
+    assert [re.split(" {2,}", row) for row in rows] == [
+        ["000000000000", "sync", "trainers", "0 of 3", "0", "17", "-", "0.2 s ago", "arrived"],
+        ["000000000000", "sync", "trainers", "2 of 3", "1", "17", "-", "0.2 s ago", "arrived"],
+        ["000000000000", "async", "-", "-", "-", "-", "-", "1.5 s ago"],
+    ]
+    assert note == "group trainers waits for rank 1 before step 18, for 2.5 s now"
+    value = json.loads(status(valkey, "--json").stdout)
+    assert [worker["client_id"] for worker in value["workers"]] == [client_id(number).hex() for number in (0, 2, 99)]
+    assert [worker["arrived"] for worker in value["workers"]] == [True, True, None]
+    assert value["waiting_groups"] == [
+        {"group": "trainers", "step": 18, "ranks": [1], "waited_s": 2.5, "summary": note},
+    ]
+    assert value["workers_problem"] is None
+
+
+def test_a_bounded_group_shows_its_bound_and_who_is_behind(valkey: Valkey, shards: FakeCluster) -> None:
+    shards.shards[0].workers = bounded_workers()
+    _, *rows = workers_part(status(valkey).stdout)
+    assert [re.split(" {2,}", row)[1:7] for row in rows] == [
+        ["bounded:4", "trainers", "0 of 2", "0", "12", "0"],
+        ["bounded:4", "trainers", "1 of 2", "0", "9", "3"],
+    ]
+
+
+def test_no_workers_is_said(valkey: Valkey, shards: FakeCluster) -> None:
+    assert workers_part(status(valkey).stdout) == ["no workers: no client sends heartbeats"]
+    value = json.loads(status(valkey, "--json").stdout)
+    assert (value["workers"], value["waiting_groups"], value["workers_problem"]) == ([], [], None)
+
+
+def test_an_old_home_has_its_shards_shown_all_the_same(valkey: Valkey, shards: FakeCluster) -> None:
+    shards.shards[0].workers = None
+    done = status(valkey)
+    assert done.returncode == 0
+    assert workers_part(done.stdout) == ["workers unknown: home, shard 0, is of a version that does not list them"]
+    assert done.stdout.endswith("all shards are ready\n")
+    value = json.loads(status(valkey, "--json").stdout)
+    assert (value["ready"], value["workers"]) == (True, None)
+    assert "does not list them" in value["workers_problem"]
+
+
+def test_without_home_the_workers_are_unknown_and_the_rest_stands(valkey: Valkey, shards: FakeCluster) -> None:
+    shards.servers[0].stop(None).wait()
+    done = status(valkey)
+    assert done.returncode == 1
+    assert "workers unknown: home, shard 0, does not answer, and only home knows them" in done.stdout
+    assert re.search("^1 +serving", done.stdout, re.MULTILINE)
+
+
+def test_a_home_that_refuses_to_list_workers_is_quoted(valkey: Valkey, shards: FakeCluster) -> None:
+    shards.shards[0].state = shard_pb2.SERVING_STATE_LOST
+    done = status(valkey)
+    assert "workers unknown: shard 0 is LOST" in done.stdout
+    assert re.search("^1 +serving", done.stdout, re.MULTILINE)

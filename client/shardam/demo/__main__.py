@@ -37,6 +37,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--cluster", default="default", metavar="NAME", help="name of the cluster behind $SHARDAM_REDIS_URL")
     parser.add_argument("--epochs", type=int, default=5, help="passes over the training samples (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and sample order (default 0)")
+    parser.add_argument("--mode", default="async", help="async, sync or bounded:N, as shardam.connect takes it (default async)")
     parser.add_argument("--exit-with-stdin", action="store_true", help="exit at once when stdin reaches its end")
     options = parser.parse_args(arguments)
     if "RANK" not in os.environ:
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> int:
     rank = int(os.environ["RANK"])
     try:
         dist.init_process_group("gloo")
-        with shardam.connect(cluster=options.cluster) as cluster:
+        with shardam.connect(cluster=options.cluster, mode=options.mode) as cluster:  # in a group: rank and size are torchrun's
             Worker(Run(ClickData.load(options.dataset), options.epochs, options.seed), cluster).run()
         dist.destroy_process_group()
     except ShardamError as error:

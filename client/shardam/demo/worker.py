@@ -53,6 +53,7 @@ class Worker:
         self._fields = ShardedFields(run.data.fields, cluster)
         torch.manual_seed(run.seed)
         self._tower = DenseTower(len(run.data.fields), run.data.dense.shape[1])
+        self._table_step_before = self._table_step()
         self._baseline = self._make_baseline() if self._rank == 0 else None
         dist.barrier()  # no rank may push before rank 0 has read the initial rows
         self._sparse = shardam.SparseAdam(self._fields.tables, lr=LEARNING_RATE)
@@ -60,6 +61,7 @@ class Worker:
         dense = torch.optim.Adam(replica.parameters(), lr=LEARNING_RATE)
         self._trainer = Trainer(self._fields, replica, [self._sparse, dense])
         self._throughput = Throughput()
+        self._steps = 0
 
     def _make_baseline(self) -> Baseline:
         known, places = vocabularies(self._run.data)
@@ -86,7 +88,10 @@ class Worker:
         )
 
     def run(self) -> None:
-        """Trains all epochs; rank 0 emits an "epoch" event after each and "end" after the last."""
+        """Trains all epochs; rank 0 emits an "epoch" event after each and "end" after the last.
+
+        In sync mode a step of this worker is one of the group's, and the rows are the same after it on every rank.
+        """
         for epoch in range(1, self._run.epochs + 1):
             baseline = self._baseline
             local = baseline.run_epoch(epoch, self._run.seed, self._share.batch_size) if baseline else None
@@ -96,10 +101,21 @@ class Worker:
                 self._emit_epoch(epoch, local, baseline.throughput.samples_per_s)
             dist.barrier()  # pushes of the next epoch may not change the rows that are being evaluated
         if self._rank == 0:
-            emit("end", rows=sum(self._cluster.table(field).stats().num_rows for field in self._run.data.fields))
+            emit(
+                "end",
+                rows=sum(self._cluster.table(field).stats().num_rows for field in self._run.data.fields),
+                batch_size=self._share.batch_size,
+                steps=self._steps,
+                table_steps=self._table_step() - self._table_step_before,
+            )
+
+    def _table_step(self) -> int:
+        """Returns how many steps a table has taken; a batch names rows of every table, so all take the same."""
+        return self._cluster.table(self._run.data.fields[0]).stats().table_step
 
     def _train_epoch(self, epoch: int) -> None:
-        total = len(self._train) // self._share.batch_size * self._share.batch_size
+        batches_of_epoch = len(self._train) // self._share.batch_size
+        total = batches_of_epoch * self._share.batch_size
         progress = Progress("shardam", epoch, total, enabled=self._rank == 0)
         batches = self._share.batches(len(self._train), self._run.seed, epoch)
         workers = dist.get_world_size()
@@ -110,6 +126,7 @@ class Worker:
             dist.barrier()
 
         self._throughput.time(total, train)
+        self._steps += batches_of_epoch
 
     def _emit_epoch(self, epoch: int, local: tuple[float, float], local_samples_per_s: float) -> None:
         auc, loss = evaluate(self._fields, self._tower, self._test)

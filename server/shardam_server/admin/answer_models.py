@@ -211,6 +211,42 @@ class ShardListModel(BaseModel):
     shards: list[ShardModel]
 
 
+class WorkerModel(BaseModel):
+    """A client that sends heartbeats; what its mode does not have is null."""
+
+    client_id: str = Field(description="the client, in hexadecimal")
+    mode: Literal["async", "sync", "bounded", "unknown"] = Field(description="what a step means to it; async: it has no group")
+    max_staleness: int | None = Field(description="bounded: steps that a member may be behind another one's pull")
+    reduce: Literal["mean", "sum"] | None = Field(description="sync: how gradients of a step are merged")
+    group: str | None
+    rank: int | None
+    world_size: int | None = Field(description="ranks of the group")
+    restart_count: int | None = Field(description="how often its launcher has restarted it")
+    step: int | None = Field(description="sync: steps of the group that it has been through; bounded: its clock")
+    staleness: int | None = Field(description="bounded: steps that it is behind the member that is furthest")
+    arrived: bool | None = Field(description="sync: it has arrived at the next step and waits for others")
+    last_number: int = Field(description="its last closed number on home: how many pushes and changes it has made")
+    last_heartbeat_s: float = Field(description="seconds since home last heard of it")
+
+
+class WaitingGroupModel(BaseModel):
+    """A sync group that cannot decide its next step yet."""
+
+    group: str
+    step: int = Field(description="its next step")
+    ranks: list[int] = Field(description="ranks that have not arrived, or not joined")
+    waited_s: float = Field(description="seconds since the first member arrived; 0: none has")
+    summary: str = Field(description="the same in words")
+
+
+class WorkerPageModel(BaseModel):
+    """A page of workers, and all groups that wait."""
+
+    workers: list[WorkerModel]
+    waiting_groups: list[WaitingGroupModel]
+    next_cursor: str | None = Field(description="cursor of the next page; null: this was the last")
+
+
 class ClusterModel(BaseModel):
     """The cluster as Redis knows it."""
 

@@ -15,9 +15,9 @@ from shardam_server.admin.auth import Gate
 from shardam_server.admin.body_limit import BodyLimit
 from shardam_server.admin.context import AdminContext
 from shardam_server.admin.query_parameters import check_query_parameters
-from shardam_server.admin.routes import cluster, health, page, row_writes, rows, tables
+from shardam_server.admin.routes import cluster, health, page, row_writes, rows, tables, workers
 
-DESCRIPTION = """Shows a shardam cluster and changes its rows: shards, tables, rows and their SparseAdam state.
+DESCRIPTION = """Shows a shardam cluster and changes its rows: shards, workers, tables, rows and their SparseAdam state.
 
 Ids are strings in JSON. Numbers that JSON cannot write are the strings NaN, Infinity and -Infinity.
 Errors are application/problem+json with the same `reason` as over gRPC."""
@@ -50,7 +50,7 @@ def create_app(context: AdminContext, *, token: str | None, host: str) -> FastAP
         },
     )
     app.state.context = context
-    for module in (cluster, tables, rows, row_writes):
+    for module in (cluster, workers, tables, rows, row_writes):
         app.include_router(module.router, dependencies=[Depends(check_query_parameters)])
     app.include_router(health.router)
     page.install(app)

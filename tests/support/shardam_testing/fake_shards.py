@@ -46,7 +46,8 @@ class FakeShard:
     Attributes:
         status: fields of its GetStatusResponse beside header and state.
         token: what its callers must send; None: nothing.
-        before_answer: runs before it answers about rows and tables.
+        workers: what it says of the workers; None: it is of a version that does not list them.
+        before_answer: runs before it answers about rows, tables and workers.
     """
 
     index: int
@@ -54,6 +55,7 @@ class FakeShard:
     rows: dict[tuple[int, int], FakeRow] = dataclasses.field(default_factory=dict)
     state: shard_pb2.ServingState.ValueType = shard_pb2.SERVING_STATE_SERVING
     status: shard_pb2.GetStatusResponse = dataclasses.field(default_factory=shard_pb2.GetStatusResponse)
+    workers: shard_pb2.ListWorkersResponse | None = dataclasses.field(default_factory=shard_pb2.ListWorkersResponse)
     token: str | None = None
     metrics_text: str = ""
     fail_with: ShardamError | None = None
@@ -142,13 +144,13 @@ class _Rows(row_pb2_grpc.RowServiceServicer):
         )
 
     def AssignRows(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
 
     def DeleteRows(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
 
     def ClearMoments(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
 
 
 class _Tables(table_pb2_grpc.TableServiceServicer):
@@ -190,20 +192,34 @@ class _Shard(shard_pb2_grpc.ShardServiceServicer):
     def GetMetrics(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         return shard_pb2.GetMetricsResponse(header=self.shard.answer_header(request.header), text=self.shard.metrics_text)
 
+    def ListWorkers(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        if self.shard.workers is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        self.shard.check(context)
+        answer = shard_pb2.ListWorkersResponse(header=self.shard.answer_header(request.header))
+        answer.MergeFrom(self.shard.workers)
+        return answer
+
     def InstallTables(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
 
     def EndClient(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
 
     def EndClients(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
 
     def SettleClient(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
+
+    def UpdateGroup(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
+
+    def CheckStep(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
 
     def ForgetState(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "fake shards only read")
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
 
 
 def add_table(shard: FakeShard, spec: TableSpec, table_step: int = 3) -> None:

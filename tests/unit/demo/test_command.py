@@ -13,14 +13,15 @@ from shardam_server.demo_run import DemoOptions
 
 def test_bare_demo_has_the_documented_defaults() -> None:
     assert parse_options([]) == DemoOptions(
-        data=None, workers=2, shards=2, epochs=5, seed=0, data_dir=None, keep=False, as_json=False
+        data=None, workers=2, shards=2, epochs=5, seed=0, mode="async", data_dir=None, keep=False, as_json=False
     )
 
 
 def test_every_flag_is_taken() -> None:
     given = ["--data", "synthetic", "--workers", "3", "--shards", "1", "--epochs", "2", "--seed", "9"]
-    given += ["--data-dir", "/somewhere", "--keep", "--json"]
-    assert parse_options(given) == DemoOptions("synthetic", 3, 1, 2, 9, Path("/somewhere"), True, True)
+    given += ["--mode", "bounded:04", "--data-dir", "/somewhere", "--keep", "--json"]
+    assert parse_options(given) == DemoOptions("synthetic", 3, 1, 2, 9, "bounded:4", Path("/somewhere"), True, True)
+    assert parse_options(["--mode", "sync"]).mode == "sync"
 
 
 def test_a_folder_is_taken_from_where_the_user_is_and_none_is_memory_only() -> None:
@@ -37,6 +38,9 @@ def test_a_folder_is_taken_from_where_the_user_is_and_none_is_memory_only() -> N
         (["--seed", str(2**63)], "--seed: must be a whole number"),
         (["--seed", "²"], "--seed: must be a whole number"),
         (["--data-dir", ""], "--data-dir: must be a folder, or none"),
+        (["--mode", "ssp"], "--mode: must be async, sync, or bounded:N with N from 0 to 1000, got 'ssp'"),
+        (["--mode", "bounded"], "--mode: must be async, sync, or bounded:N"),
+        (["--mode", "bounded:-1"], "--mode: must be async, sync, or bounded:N"),
         (["--worker", "2"], "unrecognized arguments: --worker 2"),
     ],
 )
@@ -61,6 +65,7 @@ def test_help_names_every_flag_and_the_file_format_and_loads_no_torch() -> None:
         "--shards",
         "--epochs",
         "--seed",
+        "--mode",
         "--data-dir",
         "--keep",
         "--json",

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from shardam_server.demo_processes import Child, Exited, Happening, Line, child_environment
-from shardam_server.demo_report import DataSummary, DemoReport, EpochResult, MovedRow
+from shardam_server.demo_report import DataSummary, DemoReport, EpochResult, MovedRow, Training
 from shardam_server.demo_rest import RowState, row_url
 
 
@@ -17,12 +17,12 @@ def printed(terminal: bool) -> str:
     file = io.StringIO()
     with DemoReport(Console(file=file, force_terminal=terminal, width=60, color_system=None)) as report:
         report.data(DataSummary("made-up clicks [v1]", "nothing else is there", ("note",), ("user", "item"), 9_000, 1_000))
-        report.started(["cpu", "cpu"], 1, "http://127.0.0.1:1")
+        report.started(["cpu", "cpu"], 1, "sync", "http://127.0.0.1:1")
         report.progress("shardam", 1, 512, 9_000)
         report.epoch(EpochResult(1, 0.75, 0.5, 12_345.6, 0.751, 0.501, 23_456.7))
         last = EpochResult(2, 0.76, 0.49, 12_345.6, 0.758, 0.491, 23_456.7)
         report.epoch(last)
-        report.result(last, workers=2, shards=1, rows=4_321)
+        report.result(last, Training("sync", 2, 1, 4_321, batch_size=512, steps=34, table_steps=34))
         state = RowState([0.25] * 16, [0.001] * 16, [1e-6] * 16, 1_760)
         report.moved(
             MovedRow("item", "-5", "A [bold] Film", 77, [0.5] * 16, state, "http://127.0.0.1:1/v1/tables/item/rows/-5")
@@ -38,6 +38,8 @@ def test_without_a_terminal_the_report_is_plain_lines_without_a_bar() -> None:
     assert "\nepoch   shardam   local   shardam   local   shardam     local\n" in text
     assert "\n    2    0.7600  0.7580    0.4900  0.4910    12,346    23,457\n" in text
     assert "AUC 0.7600, local baseline 0.7580 (+0.0020); 4,321 rows on 1 shard." in text
+    assert "starting 1 worker (cpu), mode sync" in text
+    assert "41.5 ms a step of 512 samples; 21.8 ms locally." in text
     assert "Row -5 of table item (A [bold] Film), in 77 training samples, read back by" in text
     assert "  weight before  0.50000  0.50000" in text
     assert "  weight now     0.25000" in text
@@ -48,6 +50,30 @@ def test_on_a_terminal_a_bar_moves_and_the_cursor_comes_back() -> None:
     text = printed(terminal=True)
     assert "epoch 1, shardam" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize(
+    ("training", "meaning"),
+    [
+        (
+            Training("sync", 3, 2, 10, 510, steps=1_000, table_steps=1_000),
+            "Mode sync: the group took 1,000 steps, each the mean of K = 3 contributions and one SparseAdam step of a table "
+            "(1,000), as in one process with the whole batch.",
+        ),
+        (
+            Training("async", 1, 2, 10, 512, steps=100, table_steps=100),
+            "Mode async: pushes are applied on arrival; a table took 100 SparseAdam steps, one for each push of 1 worker with "
+            "100 steps, the baseline 100.",
+        ),
+        (
+            Training("bounded:1", 2, 2, 10, 512, steps=100, table_steps=200),
+            "Mode bounded:1: as async, a table took 200 SparseAdam steps, one for each push; a worker that was more than 1 "
+            "step ahead of another waited with its next pull.",
+        ),
+    ],
+)
+def test_the_mode_is_said_with_what_it_meant(training: Training, meaning: str) -> None:
+    assert training.meaning() == meaning
 
 
 def next_steps() -> str:

@@ -3,6 +3,7 @@
 import { refreshCluster } from "./cluster.js";
 import { RowBrowser } from "./rows.js";
 import { TableList } from "./tables.js";
+import { WorkerList } from "./workers.js";
 
 const REFRESH_MS = 3000;
 
@@ -20,6 +21,7 @@ function writeAddress(table, row) {
 }
 
 const tables = new TableList((name) => writeAddress(name, null));
+const workers = new WorkerList();
 const rows = new RowBrowser((id) => writeAddress(readAddress().table, id));
 
 async function showChosen() {
@@ -31,7 +33,7 @@ async function showChosen() {
 async function refreshForever() {
   for (;;) {
     if (!document.hidden) {
-      await Promise.all([refreshCluster(), tables.refresh(), rows.refresh()]);
+      await Promise.all([refreshCluster(), workers.refresh(), tables.refresh(), rows.refresh()]);
     }
     await new Promise((resolve) => setTimeout(resolve, REFRESH_MS));
   }

@@ -117,6 +117,7 @@ def test_openapi_names_every_route(client: TestClient) -> None:
         "/v1/cluster",
         "/v1/shards",
         "/v1/shards/{shard}",
+        "/v1/workers",
         "/v1/tables",
         "/v1/tables/{table}",
         "/v1/tables/{table}/rows",

@@ -54,6 +54,7 @@ ROUTES = [
     ("GET", "/v1/cluster", "this route takes none"),
     ("GET", "/v1/shards", "this route takes none"),
     ("GET", "/v1/shards/0", "this route takes none"),
+    ("GET", "/v1/workers", "known are page_size, cursor"),
     ("GET", "/v1/tables", "known are page_size, after_name"),
     ("POST", "/v1/tables", "this route takes none"),
     ("GET", "/v1/tables/t", "this route takes none"),
