@@ -9,12 +9,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.schema import TableSpec
 from shardam_testing.faults.sequence import NUM_IDS, OPTIONS, TABLES, Float32s, Int64s
+
+WorkKind = Literal["gradient", "empty", "abstain"]
+
+KINDS: tuple[WorkKind, ...] = ("gradient", "empty", "abstain")
 
 MAX_ROWS = 24
 """Rows of one table's gradient at most."""
@@ -65,7 +70,7 @@ class Work:
         grad_scale: likewise.
     """
 
-    kind: str
+    kind: WorkKind
     tables: tuple[TableWork, ...]
     options: AdamOptions
     grad_scale: float
@@ -85,7 +90,7 @@ def make_work(seed: int, world_size: int, rank: int, step: int) -> Work:
     place = step % CYCLE
     peak = {LARGE_STEP: LARGE, TOO_LARGE_STEP: TOO_LARGE}.get(place)
     grad_scale = 1.0 if peak is not None else float(common.choice([1.0, 1.0, 1024.0]))
-    kind = "abstain" if place == ABSTAINED_STEP else str(own.choice(["gradient", "empty", "abstain"], p=(0.9, 0.05, 0.05)))
+    kind: WorkKind = "abstain" if place == ABSTAINED_STEP else KINDS[own.choice(len(KINDS), p=(0.9, 0.05, 0.05))]
     if peak is not None and world_size > 1:
         return Work("gradient", (_peak(peak / world_size),), options, grad_scale)
     count = int(own.choice([1, 1, 2, 3]))

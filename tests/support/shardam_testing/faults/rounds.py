@@ -174,7 +174,9 @@ def run_round(planned: Round, folder: Path) -> RoundResult:
     """Runs a round; what goes wrong stands in its result."""
     start, result = time.monotonic(), RoundResult()
     try:
-        with running_fault_cluster(folder, planned.num_shards, with_admin=planned.with_admin, **planned.flags) as cluster:
+        with running_fault_cluster(
+            folder, planned.num_shards, with_admin=planned.with_admin, reads_messages=False, **planned.flags
+        ) as cluster:
             for seed in planned.seeds:
                 cluster.workers.start(seed, MANY, in_flight=planned.in_flight, pace_s=PACE_S)
             cluster.workers.started[0].wait_acknowledged(1)
