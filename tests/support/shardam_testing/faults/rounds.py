@@ -88,6 +88,7 @@ class RoundResult:
         fired: kind of fault -> how often.
         num_changes: changes acknowledged to workers.
         num_comparisons: tables compared.
+        num_decisions: steps of groups that were decided, each compared on all shards and with one process.
         mismatches: what differed, or why the round could not end.
         seconds: how long it took.
     """
@@ -95,6 +96,7 @@ class RoundResult:
     fired: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     num_changes: int = 0
     num_comparisons: int = 0
+    num_decisions: int = 0
     mismatches: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
 
