@@ -135,25 +135,31 @@ def run_group_round(planned: GroupRound, folder: Path) -> RoundResult:
     """Runs a round; what goes wrong stands in its result."""
     start, result = time.monotonic(), RoundResult()
     try:
-        with running_fault_cluster(
-            folder, planned.num_shards, with_admin=False, reads_messages=True, **planned.flags
-        ) as cluster:
-            cluster.members.start_all(planned.plan)
-            for member in list(cluster.members.started):
-                member.wait_step(1)
-            with playing(cluster, planned.faults) as injector:
-                injector.finish()
-                if not planned.keeps_members:
-                    injector.wait_armed(ARMED_TIMEOUT_S)
-                    for member in cluster.members.started:
-                        member.end()
-                result.mismatches += wait_members(cluster)
-                result.fired = injector.counts()
-            _compare(cluster, planned, result)
+        play_group_round(planned, folder, result)
     except AssertionError as error:
         result.mismatches.append(str(error))
     result.seconds = time.monotonic() - start
     return result
+
+
+def play_group_round(planned: GroupRound, folder: Path, result: RoundResult) -> GroupVerified:
+    """Runs a round and returns what was compared; counts, and what differed, stand in the result.
+
+    Raises:
+        AssertionError: it could not end.
+    """
+    with running_fault_cluster(folder, planned.num_shards, with_admin=False, reads_messages=True, **planned.flags) as cluster:
+        for member in cluster.members.start_all(planned.plan):
+            member.wait_step(1)
+        with playing(cluster, planned.faults) as injector:
+            injector.finish()
+            if not planned.keeps_members:
+                injector.wait_armed(ARMED_TIMEOUT_S)
+                for member in cluster.members.started:
+                    member.end()
+            result.mismatches += wait_members(cluster)
+            result.fired = injector.counts()
+        return _compare(cluster, planned, result)
 
 
 def wait_members(cluster: FaultCluster) -> list[str]:
@@ -174,7 +180,7 @@ def _unexpected_end(member: Member) -> list[str]:
     return [f"{member.name} ended by itself with status {status}: {member.noted.error or member.log_text()[-2000:]}"]
 
 
-def _compare(cluster: FaultCluster, planned: GroupRound, result: RoundResult) -> None:
+def _compare(cluster: FaultCluster, planned: GroupRound, result: RoundResult) -> GroupVerified:
     verified = verify_group(cluster, planned.plan)
     result.num_comparisons += verified.num_comparisons
     result.num_decisions += len(verified.decisions)
@@ -182,6 +188,7 @@ def _compare(cluster: FaultCluster, planned: GroupRound, result: RoundResult) ->
     result.mismatches += verified.mismatches
     if planned.keeps_members:
         result.mismatches += partial_steps(verified, planned.plan)
+    return verified
 
 
 def partial_steps(verified: GroupVerified, plan: GroupPlan) -> list[str]:

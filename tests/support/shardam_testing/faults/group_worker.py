@@ -102,8 +102,6 @@ def train(trainer: GroupTrainer, arguments: argparse.Namespace, progress: Progre
             trainer.step()
         except NotAMember as error:
             progress.note(dropped=error.reason, message=error.message)
-            if not arguments.rejoins:
-                raise
             trainer._cluster.rejoin()
             trainer.note_client()
     return trainer.next_step - 1
@@ -123,7 +121,6 @@ def main() -> int:
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--last-step", type=int, required=True)
     parser.add_argument("--pace-s", type=float, default=0.0)
-    parser.add_argument("--rejoins", type=int, default=1)
     parser.add_argument("--shard-timeout-s", type=float, default=120.0)
     arguments = parser.parse_args()
     progress, stop = Progress(arguments.progress), threading.Event()
