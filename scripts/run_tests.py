@@ -104,6 +104,7 @@ STAGES = (
         exclude=("test_rest_*.py", "test_client_[fw]*.py"),
     ),
     Stage("forks", 90, "integration", PARALLEL, pattern="test_client_[fw]*.py"),
+    Stage("groups", 60, "groups", PARALLEL),
     Stage("transport", 120, "transport", PARALLEL),
     Stage("rest", 120, "integration", PARALLEL, pattern="test_rest_*.py"),
     Stage("demo", 90, "demo", PARALLEL),

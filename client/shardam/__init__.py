@@ -10,7 +10,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 from shardam import errors, init
-from shardam.cluster import Cluster, connect
+from shardam._connect import connect
+from shardam.cluster import Cluster
 from shardam.local import LocalCluster
 from shardam.table import PushResult, Rows, Table, TableInfo, TableStats
 from shardam_kernels.factors import AdamOptions

@@ -38,6 +38,11 @@ class AnyCall(Protocol[AnswerT]):
         """The request's header, filled in before each try."""
         ...
 
+    @property
+    def step(self) -> int:
+        """Step of the client's group that it waits for; 0: it waits for no member."""
+        ...
+
     def make(self, timeout_s: float) -> AnswerT:
         """Makes the call once."""
         ...
@@ -62,6 +67,11 @@ class ShardCall(Generic[RequestT, ResponseT]):
         """The request's header."""
         return self.message.header
 
+    @property
+    def step(self) -> int:
+        """0: no unary call waits for members."""
+        return 0
+
     def make(self, timeout_s: float) -> ResponseT:
         """Makes the call once; raises as ShardLink.call."""
         return self.link.call(self.method, self.message, timeout_s)
@@ -74,10 +84,12 @@ class PullCall:
     Attributes:
         link: the shard.
         message: the request without its header.
+        step: of the client's group, if it is a pull of training.
     """
 
     link: ShardLink
     message: embedding_pb2.PullRequest
+    step: int = 0
 
     @property
     def header(self) -> common_pb2.RequestHeader:

@@ -14,7 +14,7 @@ from shardam._session import Session
 
 MAX_IN_FLIGHT = 8
 """Numbers without an outcome at a time; the protocol allows 32. Two or three hide the wire, and the rest a shard that pauses;
-each keeps its gradients in memory."""
+each keeps its gradients in memory. A member of a sync group has one: the next step begins when all know how this one ended."""
 
 
 class ChangeLog:
@@ -22,15 +22,17 @@ class ChangeLog:
 
     Args:
         session: the client.
-        settled: called with the lock held when a change's number is closed on every shard.
+        noted: called with the lock held after each shard's answer to a change.
 
     Attributes:
         lock: guards the log, its lanes and its changes.
     """
 
-    def __init__(self, session: Session, settled: Callable[[AnyChange], None]) -> None:
+    def __init__(self, session: Session, noted: Callable[[AnyChange], None]) -> None:
         self.lock = threading.RLock()
-        self._settled = settled
+        self._noted = noted
+        self._membership = session.membership
+        self._max_in_flight = 1 if self._membership is not None and self._membership.options.is_sync else MAX_IN_FLIGHT
         self._last_number = 0
         self._unsettled: dict[int, AnyChange] = {}
         self._lanes = [Lane(session, link, self.lock, self._note) for link in session.links]
@@ -40,11 +42,18 @@ class ChangeLog:
     @property
     def has_room(self) -> bool:
         """True: one more number may be sent without waiting for the oldest."""
-        return not self._unsettled or self._last_number - next(iter(self._unsettled)) + 1 < MAX_IN_FLIGHT
+        return not self._unsettled or self._last_number - next(iter(self._unsettled)) + 1 < self._max_in_flight
+
+    @property
+    def waits_for_members(self) -> bool:
+        """True: something is under way, and no shard has anything to do before other members of the group have arrived."""
+        return bool(self._unsettled) and all(change.waits_for_members for change in self._unsettled.values())
 
     def enter(self, change: AnyChange) -> None:
-        """Gives a change the next number and sends its parts to all shards."""
+        """Gives a change the next number, and its step, and sends its parts to all shards."""
         self._last_number = change.number = self._last_number + 1
+        if self._membership is not None:
+            self._membership.enter(change)
         self._unsettled[change.number] = change
         for lane in self._lanes:
             lane.add(change)
@@ -61,9 +70,10 @@ class ChangeLog:
             lane.close()
 
     def _note(self, change: AnyChange) -> None:
+        for lane in self._lanes:
+            lane.go_on()
         if change.settled:
             del self._unsettled[change.number]
-            self._settled(change)
-        elif change.closes:
-            for lane in self._lanes:
-                lane.go_on()
+            if self._membership is not None:
+                self._membership.settle(change)
+        self._noted(change)

@@ -1,12 +1,14 @@
-"""A numbered change as a value: its parts, and how its number has ended on each shard so far (PROTOCOL.md, section 4).
+"""A numbered change as a value: what each shard is to be told of it next, and how its number has ended there so far.
 
-Knows nothing of streams; _parts.py builds the parts, _lane.py sends them.
+PROTOCOL.md, section 4. Knows nothing of streams; _parts.py builds the parts, _lane.py sends them. A member's contribution to a
+step of a sync group is in _contributions.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import enum
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from shardam_proto.errors import ShardamError, make_error
@@ -36,10 +38,35 @@ class Part(Protocol[PartAnswerT]):
 PartT = TypeVar("PartT", bound=Part[object])
 
 
+class Turn(enum.Enum):
+    """What a shard is to be told of a change.
+
+    Attributes:
+        PART: its part.
+        CLOSE: that the number ends without it.
+        ARRIVE: home alone: that every shard has answered, so that it may decide the step.
+    """
+
+    PART = "part"
+    CLOSE = "close"
+    ARRIVE = "arrive"
+
+
 class AnyChange(Protocol):
-    """A change whatever its messages are."""
+    """A change whatever its messages are.
+
+    Attributes:
+        number: its number, once it has one.
+        step: the step of the client's group that it belongs to; 0: none.
+    """
 
     number: int
+    step: int
+
+    @property
+    def contributes(self) -> bool:
+        """True: it is this client's part of a step, where the client is in a group."""
+        ...
 
     @property
     def num_bytes(self) -> int:
@@ -47,25 +74,29 @@ class AnyChange(Protocol):
         ...
 
     @property
-    def closes(self) -> bool:
-        """True: every shard has an outcome and some refused it, so its number is to be closed where it was refused."""
-        ...
-
-    @property
     def settled(self) -> bool:
         """True: its number is closed on every shard."""
         ...
 
-    def refused_by(self, shard: int) -> bool:
-        """True: the shard refused it for good."""
+    @property
+    def waits_for_members(self) -> bool:
+        """True: no shard has anything to do for it before other members of the group have arrived."""
         ...
 
-    def messages(self, shard: int, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
-        """Makes the messages that are this shard's turn: its part, or how its number ends there."""
+    def turn(self, shard: int) -> Turn | None:
+        """Returns what a shard is to be told now; None: nothing, or nothing until another shard has answered."""
         ...
 
-    def take(self, shard: int, response: embedding_pb2.ExchangeResponse) -> None:
-        """Notes that a shard has done what its messages said."""
+    def is_over(self, shard: int) -> bool:
+        """True: nothing more is to be told to a shard."""
+        ...
+
+    def messages(self, shard: int, turn: Turn, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
+        """Makes the messages of a shard's turn."""
+        ...
+
+    def take(self, shard: int, response: embedding_pb2.ExchangeResponse) -> bool:
+        """Notes that a shard has done what its turn was; returns whether the number counts there as taken from now on."""
         ...
 
     def refuse(self, shard: int, error: ShardamError) -> None:
@@ -85,7 +116,10 @@ class Change(Generic[PartT, AnswerT]):
         parts: one for each shard, empty ones too, by shard index.
         answer_of: reads the answer of a part.
         steps_of: ids of the tables that stepped, from an answer; row changes step none.
+        contributes: it is a push.
         number: its number, once it has one.
+        step: of a push in a bounded group: this client's clock after it; of a row change in a sync group: the step before which
+            it waits.
         answers: what shards that applied it said.
         refusals: why other shards refused it for good.
         closed: refusing shards on which its number is closed.
@@ -94,7 +128,9 @@ class Change(Generic[PartT, AnswerT]):
     parts: list[PartT]
     answer_of: Callable[[PartT, embedding_pb2.ExchangeResponse], AnswerT]
     steps_of: Callable[[AnswerT], list[int]]
+    contributes: bool = False
     number: int = 0
+    step: int = 0
     answers: dict[int, AnswerT] = dataclasses.field(default_factory=dict)
     refusals: dict[int, ShardamError] = dataclasses.field(default_factory=dict)
     closed: set[int] = dataclasses.field(default_factory=set)
@@ -105,37 +141,45 @@ class Change(Generic[PartT, AnswerT]):
         return sum(part.num_bytes for part in self.parts)
 
     @property
-    def closes(self) -> bool:
-        """True: every shard has an outcome and some refused it."""
-        return bool(self.refusals) and len(self.answers) + len(self.refusals) == len(self.parts)
-
-    @property
     def settled(self) -> bool:
         """True: its number is closed on every shard."""
         return len(self.answers) + len(self.closed) == len(self.parts)
 
-    def refused_by(self, shard: int) -> bool:
-        """True: the shard refused it for good."""
-        return shard in self.refusals
+    @property
+    def waits_for_members(self) -> bool:
+        """False: it is applied on arrival."""
+        return False
+
+    def turn(self, shard: int) -> Turn | None:
+        """Returns PART; where that was refused CLOSE, once all other outcomes are known."""
+        if self.is_over(shard):
+            return None
+        if shard not in self.refusals:
+            return Turn.PART
+        return Turn.CLOSE if len(self.answers) + len(self.refusals) == len(self.parts) else None
+
+    def is_over(self, shard: int) -> bool:
+        """True: the shard has applied it, or closed the number that it had refused."""
+        return shard in self.answers or shard in self.closed
 
     def stepped_tables(self) -> list[int]:
         """Tables that stepped where the change was applied."""
         return sorted({table_id for answer in self.answers.values() for table_id in self.steps_of(answer)})
 
-    def messages(self, shard: int, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
+    def messages(self, shard: int, turn: Turn, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
         """Makes the shard's part; where it was refused, SKIP if no shard applied it, else VOID with what stepped elsewhere."""
-        if shard not in self.refusals:
+        if turn is Turn.PART:
             return self.parts[shard].messages(header)
         kind = embedding_pb2.CLOSE_KIND_VOID if self.answers else embedding_pb2.CLOSE_KIND_SKIP
-        close = embedding_pb2.CloseNumberRequest(header=header, kind=kind, table_ids=self.stepped_tables())
-        return iter((embedding_pb2.ExchangeRequest(close_number=close),))
+        return iter((close_message(header, kind, self.stepped_tables()),))
 
-    def take(self, shard: int, response: embedding_pb2.ExchangeResponse) -> None:
+    def take(self, shard: int, response: embedding_pb2.ExchangeResponse) -> bool:
         """Notes that a shard has applied its part, or closed the number that it had refused."""
         if shard in self.refusals:
             self.closed.add(shard)
         else:
             self.answers[shard] = self.answer_of(self.parts[shard], response)
+        return True
 
     def refuse(self, shard: int, error: ShardamError) -> None:
         """Notes that a shard refused its part for good."""
@@ -154,3 +198,11 @@ class Change(Generic[PartT, AnswerT]):
         ]
         message = f"{first.message} (refused by shard {index}; number {self.number}: {', '.join(outcomes)})"
         return make_error(first.reason, message, first.metadata)
+
+
+def close_message(
+    header: common_pb2.RequestHeader, kind: embedding_pb2.CloseKind.ValueType, table_ids: Sequence[int] = ()
+) -> embedding_pb2.ExchangeRequest:
+    """Returns the message that closes a number."""
+    close = embedding_pb2.CloseNumberRequest(header=header, kind=kind, table_ids=table_ids)
+    return embedding_pb2.ExchangeRequest(close_number=close)

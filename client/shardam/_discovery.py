@@ -76,7 +76,7 @@ def _listed(indexes: list[int]) -> str:
 
 
 def open_session(options: SessionOptions) -> Session:
-    """Waits for a cluster and opens a new client on all of its shards.
+    """Waits for a cluster, opens a new client on all of its shards, and joins the group that the options name.
 
     Raises:
         BadOption: the cluster's name is outside the alphabet.
@@ -84,6 +84,7 @@ def open_session(options: SessionOptions) -> Session:
         RedisUnreachable: no Redis at the URL.
         ShardNotReady: the cluster was not ready within shard_timeout_s; the message says what was missing.
         ShardUnreachable: a shard did not answer in that time.
+        GroupMismatch: the rank is taken by a live worker, or the members have agreed on something else.
     """
     if options.token is not None:
         check_token(options.token)
@@ -101,8 +102,14 @@ def open_session(options: SessionOptions) -> Session:
                     raise
                 logger.info("trying again to connect: %s", error)
             else:
-                return session
+                break
             backoff.wait(deadline)
+        try:
+            session.join(Deadline(options.shard_timeout_s))  # a rank whose holder is gone takes a lease to get free
+        except BaseException:
+            session.close()
+            raise
+        return session
     except BaseException:
         connection.close()
         raise

@@ -1,7 +1,8 @@
-"""One shard's unanswered parts, in the order of their numbers, and the thread that keeps them going.
+"""What one shard has yet to be told of a client's changes, in the order of their numbers, and the thread that keeps it going.
 
-Several are sent without waiting; answers may come in any order. Whatever goes wrong, everything from the first part without an
-answer on is sent again in order, and the shard answers repeats as before (PROTOCOL.md, section 4).
+Several are sent without waiting; answers may come in any order. Whatever goes wrong, everything from the first one without an
+answer on is sent again in order, and the shard answers repeats as before (PROTOCOL.md, section 4). What a shard is told of a
+change next is the change's to say: its turn.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import time
 from collections.abc import Callable
 
 from shardam._backoff import Backoff
-from shardam._changes import AnyChange
-from shardam._endings import ends_client
+from shardam._changes import AnyChange, Turn
 from shardam._forks import is_fork_error
 from shardam._link import ShardLink
 from shardam._recovery import recover
-from shardam._session import Session
+from shardam._session import BUDGET_SHARE, Session
 from shardam._stream import Reply, StreamRequest
 from shardam_proto.errors import ShardamError, ShardUnreachable, make_error
 from shardam_proto.v1 import embedding_pb2
@@ -28,19 +28,21 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(eq=False)
 class _Waiting:
-    """A part without an answer.
+    """A change of which this shard has yet to be told something.
 
     Attributes:
-        change: its change.
-        attempt: the try whose refusal counts; None: to be sent, again or for the first time.
-        tries: all tries that may still be answered: a late success counts, too.
+        change: the change.
+        attempt: the try of its turn whose refusal counts; None: to be sent, again or for the first time, if it is its turn.
+        tries: all tries of its turn that may still be answered: a late success counts, too.
         furthest: most messages that one try has got through.
+        stopped: what this shard is to be told depends on another shard's answer.
     """
 
     change: AnyChange
     attempt: StreamRequest | None = None
     tries: list[StreamRequest] = dataclasses.field(default_factory=list)
     furthest: int = 0
+    stopped: bool = False
 
 
 class Lane:
@@ -76,10 +78,16 @@ class Lane:
         self._wake.notify()
 
     def go_on(self) -> None:
-        """Looks again at what may be sent: a number that it waits at may be closed now."""
+        """Looks again at the number that it waits at: another shard's answer may have made it this one's turn, or its end."""
         head = next(iter(self._waiting.values()), None)
-        if head is not None and head.attempt is None and head.change.refused_by(self._link.index):
-            self._moved_at = time.monotonic()  # it stood still because of another shard
+        if head is None or not head.stopped:
+            return
+        if head.change.is_over(self._link.index):
+            del self._waiting[head.change.number]
+        elif self._stops_at(head.change):
+            return
+        head.stopped = False
+        self._moved_at = time.monotonic()  # it stood still because of another shard
         self._wake.notify()
 
     def close(self) -> None:
@@ -156,8 +164,8 @@ class Lane:
         return None
 
     def _stops_at(self, change: AnyChange) -> bool:
-        """True: the shard refused it, and what closes its number there is not known yet."""
-        return change.refused_by(self._link.index) and not change.closes
+        """True: what the shard is to be told of it is not known yet."""
+        return change.turn(self._link.index) is None
 
     def _can_send(self) -> bool:
         for waiting in self._waiting.values():
@@ -170,27 +178,28 @@ class Lane:
     # -- sending
 
     def _new_attempts(self) -> list[StreamRequest]:
-        """Makes a try of each part that is to be sent, in order, up to a number that waits to be closed."""
+        """Makes a try of all that is to be sent, in order, up to a number that waits for another shard's answer."""
         attempts = []
         for waiting in self._waiting.values():
-            if self._stops_at(waiting.change):
+            turn = waiting.change.turn(self._link.index)
+            if turn is None:
                 break
             if waiting.attempt is None:
-                waiting.attempt = self._new_attempt(waiting)
+                waiting.attempt = self._new_attempt(waiting, turn)
                 waiting.tries.append(waiting.attempt)
                 attempts.append(waiting.attempt)
         return attempts
 
-    def _new_attempt(self, waiting: _Waiting) -> StreamRequest:
-        change, shard = waiting.change, self._link.index
-        header = self._session.header(self._link, change.number, self._session.try_s)
-        incarnation, closes = header.incarnation, change.refused_by(shard)
+    def _new_attempt(self, waiting: _Waiting, turn: Turn) -> StreamRequest:
+        change, shard, try_s = waiting.change, self._link.index, self._session.try_s
+        budget_s = try_s * BUDGET_SHARE if change.step else try_s
+        header = self._session.header(self._link, change.number, budget_s, change.step)
 
         def settled(reply: Reply) -> None:
-            self._on_reply(waiting, attempt, closes, reply)
+            self._on_reply(waiting, attempt, turn, reply)
 
         attempt = StreamRequest(
-            header.request_id, lambda: change.messages(shard, header), self._session.try_s, incarnation, settled
+            header.request_id, lambda: change.messages(shard, turn, header), try_s, header.incarnation, settled
         )
         return attempt
 
@@ -216,41 +225,56 @@ class Lane:
 
     # -- answers, from the stream's thread
 
-    def _on_reply(self, waiting: _Waiting, attempt: StreamRequest, closes: bool, reply: Reply) -> None:
+    def _on_reply(self, waiting: _Waiting, attempt: StreamRequest, turn: Turn, reply: Reply) -> None:
         with self._wake:
             change = waiting.change
-            if self._over or self._waiting.get(change.number) is not waiting:
+            if self._over or self._waiting.get(change.number) is not waiting or attempt not in waiting.tries:
                 return
             waiting.tries.remove(attempt)
             if isinstance(reply, ShardamError):
                 if waiting.attempt is attempt:
                     self._failed(waiting, attempt, reply)
-            elif closes == change.refused_by(self._link.index):
+            elif turn is change.turn(self._link.index):
                 self._done(waiting, reply)
 
     def _done(self, waiting: _Waiting, response: embedding_pb2.ExchangeResponse) -> None:
         change = waiting.change
-        del self._waiting[change.number]
-        for other in waiting.tries:
-            other.abandon()
-        change.take(self._link.index, response)
-        self._link.acknowledged = max(self._link.acknowledged, change.number)
+        waiting.attempt = None
+        self._forget_tries(waiting)
+        if change.take(self._link.index, response):
+            self._link.acknowledged = max(self._link.acknowledged, change.number)
         self._backoff, self._last_problem = Backoff(), None
         self._moved_at = time.monotonic()
+        self._go_on_after(waiting)
+
+    def _forget_tries(self, waiting: _Waiting) -> None:
+        tries, waiting.tries = waiting.tries, []
+        for attempt in tries:
+            attempt.abandon()
+
+    def _go_on_after(self, waiting: _Waiting) -> None:
+        """Sees what follows from an answer, here and on the other lanes."""
+        change = waiting.change
+        if change.is_over(self._link.index):
+            del self._waiting[change.number]
+        else:
+            waiting.stopped = self._stops_at(change)
+        self._wake.notify()
         self._noted(change)
 
     def _failed(self, waiting: _Waiting, attempt: StreamRequest, error: ShardamError) -> None:
         change, shard = waiting.change, self._link.index
-        if ends_client(error):
+        if self._session.is_ended_by(error):
             self._session.end_of(self._link, error)
         elif error.rule.retryable or error.reason == "WRONG_CLUSTER":
             self._send_again_from(change.number, error, attempt.incarnation)
-        elif change.refused_by(shard):
+        elif change.turn(shard) is not Turn.PART:
             self._session.fail(error)  # the number stays open there: this client's numbers no longer agree
         else:
             self._take_back_from(change.number)
+            self._forget_tries(waiting)
             change.refuse(shard, error)
-            self._noted(change)
+            self._go_on_after(waiting)
 
     def _take_back_from(self, number: int) -> None:
         """Notes that the shard has not taken this number and those that follow, as far as is known."""

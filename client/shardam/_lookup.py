@@ -105,10 +105,14 @@ def _enter_graph(group: _Group, kept: KeptRows) -> torch.Tensor:
 
 
 def _pull(groups: Sequence[_Group]) -> list[Float32s]:
-    """Pulls the rows of all groups: of each cluster in one read, of each table once."""
+    """Pulls the rows of all groups: of each cluster in one read, of each table once.
+
+    A read for training carries the step that this worker is at in its group, and what is only looked at comes with it.
+    """
     results: list[Float32s] = [np.empty((0, 0), np.float32)] * len(groups)
     for cluster in dict.fromkeys(group.cluster for group in groups):
         tables: dict[int, list[int]] = {}
+        training = any(group.training for group in groups if group.cluster is cluster)
         for index, group in enumerate(groups):
             if group.cluster is cluster:
                 tables.setdefault(group.gradient.info.table_id, []).append(index)
@@ -116,7 +120,7 @@ def _pull(groups: Sequence[_Group]) -> list[Float32s]:
             (groups[indexes[0]].gradient.info, _union([groups[index].distinct for index in indexes]))
             for indexes in tables.values()
         ]
-        weights = read_weights(cluster._ready_to_read(), wanted)
+        weights = read_weights(cluster._ready_to_read(training=training), wanted, training=training)
         for indexes, (_, row_ids), rows in zip(tables.values(), wanted, weights, strict=True):
             for index in indexes:
                 distinct = groups[index].distinct

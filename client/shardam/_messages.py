@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shardam_proto.v1 import common_pb2, embedding_pb2, row_pb2
+from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2, row_pb2
 
 CHUNK_BYTES = 2**20
 """Bytes of ids and rows in one message of a push. On a stream the cost of a message of 1 to 2 MiB is small against that of its
@@ -58,12 +58,14 @@ class PushPart:
         sections: the tables that step.
         row_ids: the ids of all sections.
         rows: the gradients of all sections.
+        contribution: what it contributes to a step of a sync group.
     """
 
     options: list[common_pb2.AdamOptions]
     sections: list[common_pb2.Section]
     row_ids: Payload
     rows: Payload
+    contribution: group_pb2.ContributionKind.ValueType = group_pb2.CONTRIBUTION_KIND_UNSPECIFIED
 
     @property
     def num_bytes(self) -> int:
@@ -82,6 +84,7 @@ class PushPart:
             if index == 0:
                 push.options.extend(self.options)
                 push.sections.extend(self.sections)
+                push.contribution = self.contribution
                 push.total_bytes = self.num_bytes if num_chunks > 1 else 0
             start, stop = index * CHUNK_BYTES, (index + 1) * CHUNK_BYTES
             push.row_ids = self.row_ids.read(start, stop)

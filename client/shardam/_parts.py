@@ -16,7 +16,7 @@ from shardam_kernels.factors import AdamOptions
 from shardam_proto.errors import MessageTooLarge
 from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_PART_BYTES
 from shardam_proto.routing import RouteMap
-from shardam_proto.v1 import common_pb2, embedding_pb2, row_pb2
+from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2, row_pb2
 
 HEADER_BYTES = 256
 """Room for a message's header, which is filled in when it is sent (at most about 150 bytes)."""
@@ -83,11 +83,25 @@ def positions_by_shard(route_map: RouteMap, row_ids: Int64s) -> Iterator[Positio
 
 
 def push_change(sections: Sequence[TableStepGradient], route_map: RouteMap) -> PushChange:
-    """Builds the push of one optimizer step; a table with no rows steps, too.
+    """Builds the push of one optimizer step, to be applied on arrival.
+
+    Raises:
+        MessageTooLarge: as push_parts.
+    """
+    return Change(push_parts(sections, route_map), PushPart.answer, _stepped, contributes=True)
+
+
+def push_parts(
+    sections: Sequence[TableStepGradient],
+    route_map: RouteMap,
+    contribution: group_pb2.ContributionKind.ValueType = group_pb2.CONTRIBUTION_KIND_UNSPECIFIED,
+) -> list[PushPart]:
+    """Builds the parts of one optimizer step, by shard; a table with no rows steps, too.
 
     Args:
         sections: the tables that step, each once.
         route_map: bucket to shard.
+        contribution: in a sync group: what the step contributes.
 
     Raises:
         MessageTooLarge: a shard's part is above MAX_PART_BYTES.
@@ -113,9 +127,10 @@ def push_change(sections: Sequence[TableStepGradient], route_map: RouteMap) -> P
             ],
             row_ids=Payload([section.row_ids[place] for section, place in zip(sections, places, strict=True)]),
             rows=Payload([section.gradients[place] for section, place in zip(sections, places, strict=True)]),
+            contribution=contribution,
         )
         parts.append(part)
-    return Change(parts, PushPart.answer, _stepped)
+    return parts
 
 
 def _num_rows(row_ids: Int64s, place: Positions) -> int:

@@ -53,7 +53,7 @@ def as_gradient(info: TableInfo, row_ids: Values, gradients: Values) -> tuple[In
 
 
 def merged_gradient(
-    info: TableInfo, row_ids: Int64s, gradients: Float32s, options: AdamOptions, grad_scale: float
+    info: TableInfo, row_ids: Int64s, gradients: Float32s, options: AdamOptions, grad_scale: float, *, finite: bool = True
 ) -> TableStepGradient:
     """Sums each id's gradients, left to right in float32 as the shard would, and checks the sums.
 
@@ -65,15 +65,16 @@ def merged_gradient(
         gradients: float32 [N, dim].
         options: checked hyper-parameters.
         grad_scale: checked loss scale.
+        finite: refuse a sum that a shard would refuse. False: the shards shall refuse it, and so the step of all ranks.
 
     Raises:
         NonFiniteGradient: a merged, unscaled value is NaN or at least 2**64 in magnitude; the message has up to 8 ids.
     """
     merged = merge_gradients(row_ids, gradients, factors(options, 1))
     bad_rows = merged.bad_rows
-    if grad_scale != 1.0:
+    if finite and grad_scale != 1.0:
         bad_rows = merge_gradients(row_ids, gradients, factors(options, 1, grad_scale=grad_scale)).bad_rows
-    if bad_rows.size:
+    if finite and bad_rows.size:
         bad_ids = some(merged.row_ids[bad_rows])
         raise NonFiniteGradient(
             f"table {info.name!r}: the summed gradient of ids {bad_ids} is NaN, infinite or at least 2**64; nothing was sent "

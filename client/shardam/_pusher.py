@@ -34,7 +34,7 @@ class Pusher:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._log = ChangeLog(session, self._on_settled)
+        self._log = ChangeLog(session, self._on_answer)
         self._changed = threading.Condition(self._log.lock)
         self._queue: collections.deque[AnyChange] = collections.deque()
         self._open: dict[int, AnyChange] = {}
@@ -86,8 +86,12 @@ class Pusher:
             self._wait(lambda: self._has_room(change), NOT_SENT)
             self._submit(change)
 
-    def flush(self) -> None:
+    def flush(self, *, for_members: bool = True) -> None:
         """Waits until everything queued so far has been applied.
+
+        Args:
+            for_members: False: not for other members of a sync group: only until every shard has this client's part of the step
+                and nothing is left to do but to wait for theirs; what is queued behind waits for them, too.
 
         Raises:
             ShardUnreachable: a shard did nothing for shard_timeout_s; what is queued is kept and sent on.
@@ -96,7 +100,12 @@ class Pusher:
         self._session.check()
         with self._changed:
             last = self._num_submitted
-            self._wait(lambda: not self._open or next(iter(self._open)) > last)
+
+            def done() -> bool:
+                applied = not self._open or next(iter(self._open)) > last
+                return applied or (not for_members and self._log.waits_for_members)
+
+            self._wait(done)
         self.raise_error()
 
     def finish(self) -> None:
@@ -157,8 +166,12 @@ class Pusher:
         self._num_finished += 1
         self._changed.notify_all()
 
-    def _on_settled(self, change: AnyChange) -> None:
+    def _on_answer(self, change: AnyChange) -> None:
         """Called by the log, with the lock held."""
+        if not change.settled:
+            if change.waits_for_members:
+                self._changed.notify_all()
+            return
         ticket = next(ticket for ticket, other in self._open.items() if other is change)
         refusal = change.refusal()
         if refusal is not None and ticket not in self._waited_for:

@@ -37,12 +37,14 @@ class _PullMessage:
     num_bytes: int = HEADER_BYTES
 
 
-def read_weights(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]]) -> list[Float32s]:
+def read_weights(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]], *, training: bool = False) -> list[Float32s]:
     """Reads weights of any number of tables, one message per shard where the answer fits one.
 
     Args:
         session: the client.
         wanted: tables and ids, int64 [N], duplicates allowed.
+        training: True: a gradient of what is read will be pushed, so a member of a group waits: in sync until the step before
+            is applied, in bounded mode until no member is too far behind.
 
     Returns:
         float32 [N, dim] for each, writable.
@@ -52,7 +54,8 @@ def read_weights(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]]) -
     """
     results = [np.empty((row_ids.size, info.spec.dim), np.float32) for info, row_ids in wanted]
     messages = _pull_messages(session, wanted)
-    requests = [PullCall(message.link, _pull_request(message, wanted)) for message in messages]
+    step = session.membership.step if training and session.membership is not None else 0
+    requests = [PullCall(message.link, _pull_request(message, wanted), step) for message in messages]
     for message, answer in zip(messages, _answer_all(session, requests), strict=True):
         rows, start = np.frombuffer(answer.rows, dtype="<f4"), 0
         for table, positions in message.pieces:

@@ -9,7 +9,6 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
-from shardam._endings import ends_client
 from shardam._link import ShardLink
 from shardam_proto.errors import RedisUnreachable, ShardamError, ShardUnreachable, WrongCluster
 from shardam_proto.registry import read_cluster
@@ -60,7 +59,7 @@ def recover(session: Session, link: ShardLink, error: ShardamError, incarnation:
 
 def _if_retryable(session: Session, link: ShardLink, error: ShardamError) -> ShardamError:
     """Returns an error that may pass; ends the client after one that ends it."""
-    if ends_client(error):
+    if session.is_ended_by(error):
         error = session.end_of(link, error)
     if not error.rule.retryable:
         raise error

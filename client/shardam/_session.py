@@ -18,9 +18,11 @@ from redis.lock import Lock
 
 from shardam._backoff import Backoff, Deadline
 from shardam._calls import AnswerT, AnyCall
-from shardam._endings import as_ending, copy_of
+from shardam._endings import Standing, as_ending, copy_of, ends_client
+from shardam._group import GroupOptions
 from shardam._heartbeat import Heartbeat
 from shardam._link import ShardLink
+from shardam._membership import Membership, join
 from shardam._recovery import recover
 from shardam._threads import CallThreads
 from shardam_proto.errors import ClientClosed, ShardamError, VersionMismatch, WrongCluster, make_error
@@ -33,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 TRIES_PER_TIMEOUT = 4
 """A try waits this part of shard_timeout_s for its answer, so that a lost answer leaves time for three more tries."""
+
+BUDGET_SHARE = 0.8
+"""What may have to wait for other members is told this part of the time that its answer is waited for: a shard that still waits
+then says so in time, and is not taken for one that is silent."""
 
 LEAVE_TIMEOUT_S = 5.0
 """Saying goodbye is a courtesy, home closes silent clients by itself; it has to reach every other shard before it answers."""
@@ -47,12 +53,14 @@ class SessionOptions:
         cluster: the cluster's name.
         token: its token, or None.
         shard_timeout_s: how long a call is tried before it fails.
+        group: the client's place in a group; None: async.
     """
 
     redis_url: str
     cluster: str
     token: str | None
     shard_timeout_s: float
+    group: GroupOptions | None = None
 
 
 class Session:
@@ -64,6 +72,7 @@ class Session:
         route_map: bucket to shard.
         links: the shards, by index.
         client_lease_s: silence after which home closes this client; 0: never.
+        membership: of its group, once it has joined it; None: async.
         readers: threads for reads side by side.
         redis: the cluster's Redis.
         keys: the cluster's keys there.
@@ -78,6 +87,7 @@ class Session:
         self.redis_is_away = False
         self.links: list[ShardLink] = []
         self.client_lease_s = 0.0
+        self.membership: Membership | None = None
         self.readers: CallThreads[object]
         self.redis = connection
         self.keys = keys
@@ -150,6 +160,9 @@ class Session:
                 return self.try_once(request, min(deadline.remaining_s, self.try_s))
             except ShardamError as error:
                 self.check()
+                if self._waits_for_members(request.step, error):
+                    deadline = Deadline(self.options.shard_timeout_s)
+                    continue
                 prospect = recover(self, request.link, error, incarnation)
             backoff.wait(deadline, self.over, hurry=prospect.hurry)
             if deadline.passed:
@@ -164,16 +177,23 @@ class Session:
         Raises:
             ShardamError: as ShardLink.call or ShardLink.pull.
         """
-        request.header.CopyFrom(self.header(request.link, 0, timeout_s))
+        budget_s = timeout_s * BUDGET_SHARE if request.step else timeout_s
+        request.header.CopyFrom(self.header(request.link, 0, budget_s, request.step))
         return request.make(timeout_s)
 
-    def header(self, link: ShardLink, number: int, budget_s: float) -> common_pb2.RequestHeader:
+    def _waits_for_members(self, step: int, error: ShardamError) -> bool:
+        """True: a shard has kept a read for its whole budget because members of a bounded group are too far behind."""
+        membership = self.membership
+        return bool(step) and membership is not None and not membership.options.is_sync and "budget_s" in error.metadata
+
+    def header(self, link: ShardLink, number: int, budget_s: float, step: int = 0) -> common_pb2.RequestHeader:
         """Returns the header of a new request to a shard.
 
         Args:
             link: the shard.
             number: number of a change; 0: none.
             budget_s: how long its answer is waited for.
+            step: step of this client's group; 0: none, and no rank.
         """
         return common_pb2.RequestHeader(
             protocol_version=PROTOCOL_VERSION,
@@ -183,6 +203,8 @@ class Session:
             incarnation=link.incarnation,
             client_id=self.client_id,
             number=number,
+            step=step,
+            rank=self.membership.options.rank if step and self.membership is not None else 0,
             request_id=next(self._request_ids),
             budget_s=budget_s,
         )
@@ -256,6 +278,15 @@ class Session:
         self._threads.append(thread)
         thread.start()
 
+    def join(self, deadline: Deadline) -> None:
+        """Joins the group that the options name, if they do.
+
+        Raises:
+            ShardamError: as join; the client is not closed.
+        """
+        if self.options.group is not None:
+            self.membership = join(self, self.options.group, deadline)
+
     # -- end
 
     def when_ended(self, listener: Callable[[], None]) -> None:
@@ -285,7 +316,12 @@ class Session:
 
     def end_of(self, link: ShardLink, error: ShardamError) -> ShardamError:
         """Ends this client because of a shard's answer and returns the error, with the remedy, to be raised."""
-        return self.end_with(as_ending(error, link.peer, link.acknowledged, self.client_lease_s))
+        place = None if self.membership is None else self.membership.options
+        return self.end_with(as_ending(error, link.peer, Standing(link.acknowledged, self.client_lease_s, place)))
+
+    def is_ended_by(self, error: ShardamError) -> bool:
+        """True: after this error of a shard this client can neither read nor write any more."""
+        return ends_client(error, is_member=self.membership is not None)
 
     def close(self) -> None:
         """Leaves the cluster, closes the channels and ends the threads; later calls raise ClientClosed."""

@@ -12,9 +12,10 @@ class GradScaler(torch.amp.GradScaler):
     DDP averages dense gradients, so an inf in one is an inf on every rank. A sparse gradient stays with its worker: with
     torch's own scaler an inf in it lowers the loss scale of one rank alone, and the dense replicas drift apart. This one takes
     the maximum of found_inf over all ranks whenever it looks for one. An optimizer whose gradient is not finite on one rank is
-    skipped on every rank, and a rank that has no sparse gradient takes part with 0. All ranks must therefore call unscale_()
-    and step() for the same optimizers in the same order, as they do in a training loop. Without a process group this is torch's
-    class.
+    skipped on every rank, and a rank that has no sparse gradient takes part with 0; in sync mode all ranks abstain, and the
+    group's step does not count. With scales that differ a sync group refuses the step (GroupMismatch). All ranks must therefore
+    call unscale_() and step() for the same optimizers in the same order, as they do in a training loop. Without a process group
+    this is torch's class.
 
     Args:
         device: "cpu", or "cuda" as torch's default.

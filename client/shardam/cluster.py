@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
+import contextlib
+import dataclasses
 import logging
-import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,25 +13,32 @@ from typing import Self
 
 from shardam._calls import ShardCall
 from shardam._discovery import open_session
+from shardam._endings import copy_of
 from shardam._forks import FORKS
 from shardam._link import ShardLink
+from shardam._listing import listed, table_info, table_stats, unknown_table
 from shardam._open_clusters import OpenClusters
-from shardam._parts import TableStepGradient, options_value, push_change
+from shardam._parts import TableStepGradient
 from shardam._pusher import Pusher
 from shardam._session import Session, SessionOptions
-from shardam._values import TableInfo, TableStats
+from shardam._steps import StepKind, refused_step, step_change, table_step_after
+from shardam._values import PushResult, TableInfo, TableStats
 from shardam.table import Table
-from shardam_proto.errors import BadOption, ClientClosed, ShardamError, UnknownTable
-from shardam_proto.schema import TableSpec, check_name
-from shardam_proto.v1 import common_pb2, table_pb2
+from shardam_proto.errors import (
+    BadOption,
+    ClientClosed,
+    MessageTooLarge,
+    NonFiniteGradient,
+    NotAMember,
+    ShardamError,
+    UnknownTable,
+)
+from shardam_proto.schema import TableSpec
+from shardam_proto.v1 import table_pb2
 
 logger = logging.getLogger(__name__)
 
-URL_VARIABLE = "SHARDAM_REDIS_URL"
 TOKEN_VARIABLE = "SHARDAM_TOKEN"
-
-PAGE_SIZE = 1000
-"""Tables of one page of a listing; a schema has about 100 bytes."""
 
 
 class Cluster:
@@ -42,6 +49,9 @@ class Cluster:
     push, too: each of its pushes is a step of its own. A pickle carries the cluster's address: the Redis URL as it was given,
     its password included, but no token and nothing that is queued. What comes out of it connects likewise, with $SHARDAM_TOKEN
     if set. Copies are the same cluster.
+
+    A member of a group is the client that connect returned. What a child or a pickle opens joins no group and is async: it may
+    pull; while a sync group trains, the shards refuse its changes (NotAMember).
 
     Args:
         session: an open client, or how to open one when it is first needed.
@@ -87,6 +97,7 @@ class Cluster:
             What was dropped; it must not be finalized.
         """
         parents, self._client = self._client, None
+        self._options = dataclasses.replace(self._options, group=None)
         self._open_lock, self._close_lock = threading.Lock(), threading.Lock()
         return parents
 
@@ -105,11 +116,73 @@ class Cluster:
         """Number of shards."""
         return self._session.route_map.num_shards
 
+    # -- the group
+
+    @property
+    def mode(self) -> str:
+        """The mode as connect took it: "async", "sync" or "bounded:N"."""
+        return "async" if self._options.group is None else self._options.group.mode
+
+    @property
+    def group(self) -> str | None:
+        """Name of the group that this client has joined; None in async."""
+        return None if self._options.group is None else self._options.group.name
+
+    @property
+    def rank(self) -> int | None:
+        """This worker's rank in its group; None in async."""
+        return None if self._options.group is None else self._options.group.rank
+
+    @property
+    def world_size(self) -> int | None:
+        """Number of ranks of the group; None in async."""
+        return None if self._options.group is None else self._options.group.world_size
+
+    @property
+    def group_step(self) -> int | None:
+        """The step of its group that this worker works on; None in async.
+
+        In sync it is one after the last step whose end this worker knows; in bounded mode one after its last queued push.
+        """
+        client = self._client
+        membership = None if client is None else client[0].membership
+        return None if membership is None else membership.step
+
+    def rejoin(self) -> None:
+        """Joins its group again after this worker was dropped from it, with the same rank, at the group's next step.
+
+        What is left of the dropped client is closed: contributions that it had queued, or that were not decided, are gone, and
+        their errors with them; the group went on without them. Tables and modules of this object go on with the new client.
+        For a worker that is still a member, as far as it knows, this does nothing.
+
+        Raises:
+            BadOption: this client is in no group.
+            ClientClosed: this object was closed; connect again.
+            GroupMismatch: another worker has the rank now.
+            ShardamError: this client has ended for another reason than a drop, ShardLost among others, which no rejoining
+                mends; or the cluster cannot be reached.
+        """
+        if self._options.group is None:
+            raise BadOption("this client is in no group, so there is none to rejoin; connect with mode='sync' or 'bounded:N'")
+        session, pusher = self._opened()
+        with self._open_lock:
+            if self._closed:
+                raise ClientClosed("this cluster object is closed; connect again")
+            if self._client is not None and self._client[0] is not session:
+                return  # another thread has rejoined meanwhile
+            if session.failure is None:
+                return
+            if not isinstance(session.failure, NotAMember):
+                raise copy_of(session.failure)
+            pusher.close()
+            session.close()
+            self._start(open_session(self._options))
+
     # -- tables
 
     def tables(self) -> list[TableInfo]:
         """Returns all tables, by name."""
-        return [_info(table) for table in self._listed(self._home)]
+        return [table_info(table) for table in listed(self._session, self._home)]
 
     def table(self, name: str) -> Table:
         """Returns a table.
@@ -120,10 +193,10 @@ class Cluster:
         if not isinstance(name, str):
             raise BadOption(f"a table is named by a string, got {name!r}")
         try:
-            info = next(self._listed(self._home, [name]))
+            info = next(listed(self._session, self._home, [name]))
         except UnknownTable:
-            raise self._unknown(name) from None
-        return Table(self, _info(info))
+            raise unknown_table(self._session, self.name, name) from None
+        return Table(self, table_info(info))
 
     def create_table(self, spec: TableSpec) -> Table:
         """Creates a table on all shards; one that exists with the same schema is returned as it is.
@@ -146,72 +219,88 @@ class Cluster:
             return []
         request = table_pb2.CreateTablesRequest(specs=[spec.to_proto() for spec in specs])
         answer = self._session.answer(ShardCall(self._home, lambda link: link.tables.CreateTables, request))
-        return [Table(self, _info(table)) for table in answer.tables]
+        return [Table(self, table_info(table)) for table in answer.tables]
 
     @property
     def _home(self) -> ShardLink:
         self._session.check()
         return self._session.links[0]
 
-    def _listed(self, link: ShardLink, names: Sequence[str] = ()) -> Iterator[common_pb2.TableInfo]:
-        after_name = ""
-        while True:
-            request = table_pb2.ListTablesRequest(names=names, page_size=PAGE_SIZE, after_name=after_name)
-            answer = self._session.answer(ShardCall(link, lambda target: target.tables.ListTables, request))
-            yield from answer.tables
-            after_name = answer.next_after_name
-            if not after_name:
-                return
-
-    def _unknown(self, name: str) -> UnknownTable:
-        names = [table.spec.name for table in self._listed(self._home)]
-        near = difflib.get_close_matches(name, names, n=5)
-        if near:
-            hint = f"near names: {', '.join(map(repr, near))}"
-        else:
-            hint = f"the cluster has {len(names)} tables: {', '.join(map(repr, names[:8])) or 'none yet'}"
-        return UnknownTable(
-            f"cluster {self.name!r} has no table {name!r}; {hint}. Create one with create_table(shardam.TableSpec(name, dim))",
-            metadata={"table": name},
-        )
-
     def _table_stats(self, info: TableInfo) -> TableStats:
-        self._ready_to_read()
-        shards: list[common_pb2.TableInfo] = []
-        for link in self._session.links:
-            shards.extend(self._listed(link, [info.name]))
-        home = shards[0]
-        return TableStats(
-            table_step=home.table_step,
-            num_rows=sum(shard.num_rows for shard in shards),
-            rows_per_shard=tuple(shard.num_rows for shard in shards),
-            record_bytes=sum(shard.record_bytes for shard in shards),
-            index_bytes=sum(shard.index_bytes for shard in shards),
-            saturated_values=sum(shard.saturated_values for shard in shards),
-            nonfinite_pushes=sum(shard.nonfinite_pushes for shard in shards),
-            last_options=options_value(home.last_options) if home.HasField("last_options") else None,
-        )
+        return table_stats(self._ready_to_read(), info)
 
     # -- changes
 
-    def _ready_to_read(self) -> Session:
-        """Waits for this client's queued pushes; a read then sees them."""
-        self._pusher.flush()
+    def _ready_to_read(self, *, training: bool = False) -> Session:
+        """Waits for this client's queued pushes; a read then sees them.
+
+        Args:
+            training: True: in a sync group also for other members, until the step that was pushed is decided. False: only until
+                every shard has this client's part of it: the read may see the tables before that step, and waits for nobody.
+        """
+        self._pusher.flush(for_members=training)
         return self._session
+
+    def _synchronize(self) -> None:
+        """Waits until every queued push has been applied; in a sync group, until its step is decided."""
+        self._pusher.flush()
 
     def _ready_to_write(self) -> tuple[Session, Pusher]:
         self._session.check()
         return self._session, self._pusher
 
-    def _queue_push(self, sections: Sequence[TableStepGradient]) -> None:
-        """Queues one optimizer step and returns; its error is raised by the next step, read or flush."""
+    def _queue_push(self, sections: Sequence[TableStepGradient], kind: StepKind = "gradient") -> None:
+        """Queues one optimizer step and returns; its error is raised by the next step, read or flush.
+
+        Args:
+            sections: the tables that step; none unless the kind is gradient.
+            kind: what it contributes to a step of the group; in async a step without a gradient sends nothing.
+
+        Raises:
+            MessageTooLarge: a shard's part is too large; in a sync group the step is refused for all members.
+            ShardamError: an earlier queued push failed; this one is not queued.
+        """
         session, pusher = self._ready_to_write()
-        pusher.submit(push_change(sections, session.route_map))
+        with self._refusing_step():
+            change = step_change(session, sections, kind)
+        if change is not None:
+            pusher.submit(change)
+
+    def _push_now(self, step: TableStepGradient) -> PushResult:
+        """Makes one step of one table and waits until it is applied; raises as Table.push."""
+        session, pusher = self._ready_to_write()
+        with self._refusing_step():
+            change = step_change(session, [step], "gradient")
+        if change is None:
+            raise AssertionError("a step with a gradient is always sent")
+        pusher.run(change)
+        return PushResult(step=table_step_after(change, step.table_id), number=change.number)
+
+    @contextlib.contextmanager
+    def _refusing_step(self) -> Iterator[None]:
+        """Has a step that this client refuses, by what is raised inside, count as its part of the group's step.
+
+        In sync the step is then refused for all members, in bounded mode this worker's clock goes on; else the others would
+        wait for a part that never comes.
+
+        Raises:
+            NonFiniteGradient, MessageTooLarge: what was raised.
+        """
+        try:
+            yield
+        except (NonFiniteGradient, MessageTooLarge) as error:
+            session, pusher = self._ready_to_write()
+            change = refused_step(session, error)
+            if change is not None:
+                pusher.submit(change)
+            raise
 
     # -- end
 
     def close(self) -> None:
         """Sends what is queued, says goodbye to the shards and closes the connections. May be called again.
+
+        A member of a sync group first waits until the step that it has contributed to is decided, then leaves the group.
 
         Raises:
             ShardamError: a queued push failed; everything is closed all the same.
@@ -267,46 +356,3 @@ def _from_pickle(redis_url: str, cluster: str, shard_timeout_s: float) -> Cluste
         return Cluster(SessionOptions(redis_url, cluster, os.environ.get(TOKEN_VARIABLE) or None, shard_timeout_s))
 
     return _OPEN.shared((redis_url, cluster, shard_timeout_s), make)
-
-
-def connect(
-    url: str | None = None,
-    *,
-    cluster: str = "default",
-    token: str | None = None,
-    mode: str = "async",
-    shard_timeout_s: float = 60.0,
-) -> Cluster:
-    """Connects to a cluster; waits until its map is made and all its shards are ready.
-
-    Args:
-        url: the cluster's Redis, redis://[:password@]host:port/db; None: $SHARDAM_REDIS_URL.
-        cluster: the cluster's name.
-        token: the cluster's token; None: $SHARDAM_TOKEN, if set.
-        mode: "async", every push is applied on arrival; this version has no other.
-        shard_timeout_s: how long to wait for the cluster, and later for a shard's answer to one call.
-
-    Raises:
-        BadOption: no URL, another mode, or a time-out that is not a number > 0.
-        RedisUnreachable: no Redis at the URL within shard_timeout_s.
-        ShardNotReady: the cluster was not ready in that time; the message says what was missing.
-        ShardUnreachable: a registered shard did not answer.
-        BadToken: the token is missing or wrong.
-    """
-    redis_url = url or os.environ.get(URL_VARIABLE)
-    if not redis_url:
-        raise BadOption(
-            f"no Redis URL: pass url= to shardam.connect or set {URL_VARIABLE} (shardam up prints it); "
-            "shardam.LocalCluster() starts a cluster of its own"
-        )
-    if mode != "async":
-        raise BadOption(f"mode must be 'async', the only one of this version, got {mode!r}")
-    if isinstance(shard_timeout_s, bool) or not isinstance(shard_timeout_s, (int, float)) or not 0 < shard_timeout_s < math.inf:
-        raise BadOption(f"shard_timeout_s must be a finite number of seconds > 0, got {shard_timeout_s!r}")
-    check_name(cluster, "cluster name")
-    token = token or os.environ.get(TOKEN_VARIABLE) or None
-    return Cluster(open_session(SessionOptions(redis_url, cluster, token, float(shard_timeout_s))))
-
-
-def _info(table: common_pb2.TableInfo) -> TableInfo:
-    return TableInfo(TableSpec.from_proto(table.spec), table.table_id, table.table_seed)

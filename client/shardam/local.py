@@ -88,6 +88,10 @@ class LocalCluster(Cluster):
     a killed shard comes back with every acknowledged row, moment and step, clients go on by themselves, and a later
     LocalCluster with the same folder, number of shards and seed finds the rows. A folder serves one cluster at a time.
 
+    This object is an async client. Workers of a group join with `shardam.connect(local.redis_url, cluster=local.name,
+    mode="sync", rank=..., world_size=...)`, from this process or another; while a sync group trains, the shards refuse changes
+    by this object (NotAMember).
+
     Args:
         shards: number of shard processes, at least 1.
         seed: seed of the initial weights of all tables.

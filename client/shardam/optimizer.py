@@ -15,7 +15,7 @@ from shardam._push_checks import check_options, merged_gradient
 from shardam.cluster import Cluster
 from shardam.collection import EmbeddingCollection
 from shardam_kernels.factors import AdamOptions
-from shardam_proto.errors import BadOption
+from shardam_proto.errors import BadOption, MessageTooLarge
 
 HYPER_PARAMETERS = ("lr", "betas", "eps", "maximize", "weight_decay", "decoupled_weight_decay")
 """What a param group may set, and what travels with each push."""
@@ -38,6 +38,12 @@ class SparseAdam(Optimizer):
     synchronize. A gradient is pushed once: a second step() without a backward pushes and counts nothing, where torch would
     apply it again. Clip with `torch.nn.utils.clip_grad_norm_(sparse.parameters(), ...)`; torch.amp.GradScaler works as with
     torch's own optimizers. state_dict() has the hyper-parameters; moments live on the shards.
+
+    In a group (a cluster of mode "sync" or "bounded:N") the other workers count on this one, so each step() sends exactly one
+    push, with or without a gradient, and is one step of the group: of two optimizers on one cluster each takes one, and all
+    ranks must call step() of the same optimizers in the same order. What is dropped with zero_grad() is said to the group, too.
+    Where a step is refused or timed out, every rank gets the error. A module that is only looked at belongs under
+    torch.no_grad(): a forward that records a gradient waits for the group's steps.
 
     Args:
         modules: Embedding, EmbeddingBag and EmbeddingCollection modules, or param groups as in torch: dicts with "params":
@@ -120,40 +126,64 @@ class SparseAdam(Optimizer):
             yield from group["params"]
 
     @overload
-    def step(self, closure: None = None) -> None: ...
+    def step(self, closure: None = None, *, sync: bool = False) -> None: ...
 
     @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
+    def step(self, closure: Callable[[], float], *, sync: bool = False) -> float: ...
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None, *, sync: bool = False) -> float | None:
         """Queues one push with every table that has a gradient, and returns.
 
-        Under a GradScaler that found an inf or NaN nothing is pushed, and the gradient counts as used.
+        Without a gradient nothing is pushed in async mode, and an empty contribution in a group. Under a GradScaler that found
+        an inf or NaN the gradient counts as used; in a group this worker abstains from the step. In sync mode a gradient that
+        is not finite is not refused here but by the shards, for all ranks; one that is too large is refused for all, too.
 
         Args:
             closure: evaluates the model again and returns the loss.
+            sync: wait until the shards have applied the step, in sync mode for all ranks; its error is then raised here.
 
         Raises:
             NonFiniteGradient, MessageTooLarge, BadOption: this step; nothing of it was sent.
-            ShardamError: an earlier queued push failed; this step's gradient is kept for another step().
+            ShardamError: an earlier queued push failed, and this step's gradient is kept for another step(); or with `sync`
+                this one.
         """
-        for cluster in self._clusters():
-            cluster._pusher.raise_error()
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if bool(getattr(self, "found_inf", 0)):
-            for _, gradient in self._tables.values():
-                gradient.mark_pushed()
-            return loss
-        scale = getattr(self, "grad_scale", None)
-        self._push(1.0 if scale is None else float(scale))
+        try:
+            for cluster in self._clusters():
+                cluster._pusher.raise_error()
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self._contribute()
+            if sync:
+                self.synchronize()
+        except BaseException:
+            self._forget_scaler()
+            raise
         return loss
 
-    def _push(self, grad_scale: float) -> None:
-        steps: dict[Cluster, list[TableStepGradient]] = {}
-        used: list[TableGradient] = []
+    def _contribute(self) -> None:
+        """Queues what this step is on each cluster."""
+        abstains = bool(getattr(self, "found_inf", 0))
+        scale = getattr(self, "grad_scale", None)
+        steps = {} if abstains else self._table_steps(1.0 if scale is None else float(scale))
+        for cluster, gradients in self._by_cluster().items():
+            sections = steps.get(cluster, {})
+            used = gradients if abstains else list(sections)
+            try:
+                if sections:
+                    cluster._queue_push(list(sections.values()), "gradient")
+                elif cluster.mode != "async":
+                    cluster._queue_push([], "abstain" if abstains else "empty")
+            except MessageTooLarge:
+                if cluster.mode != "async":  # the group has been told
+                    _mark_pushed(used)
+                raise
+            _mark_pushed(used)
+
+    def _table_steps(self, grad_scale: float) -> dict[Cluster, dict[TableGradient, TableStepGradient]]:
+        """Returns what there is to push; all of it is checked before any of it is sent."""
+        steps: dict[Cluster, dict[TableGradient, TableStepGradient]] = {}
         for group in self.param_groups:
             options = _options(group)
             for proxy in group["params"]:
@@ -164,22 +194,33 @@ class SparseAdam(Optimizer):
                 info = gradient.info
                 check_options(options, grad_scale, info.name)
                 row_ids, rows = (tensor.detach().cpu().contiguous().numpy() for tensor in waiting)
-                step = merged_gradient(info, row_ids, rows, options, grad_scale)
-                steps.setdefault(cluster, []).append(step)
-                used.append(gradient)
-        for cluster, sections in steps.items():
-            cluster._queue_push(sections)
-        for gradient in used:
-            gradient.mark_pushed()
+                finite = cluster.mode != "sync"  # there the shards refuse it, for every rank and not for this one alone
+                step = merged_gradient(info, row_ids, rows, options, grad_scale, finite=finite)
+                steps.setdefault(cluster, {})[gradient] = step
+        return steps
+
+    def _forget_scaler(self) -> None:
+        """Drops what a GradScaler left for a step that failed: it takes it back only from a step that returns."""
+        for name in ("found_inf", "grad_scale"):
+            self.__dict__.pop(name, None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the tables' gradients; what was not pushed is dropped.
 
+        A group is told of a dropped gradient, once: this worker abstains from a step, and the others go on.
+
         Args:
             set_to_none: as in torch; a gradient of rows has no zeros to keep, so both do the same.
+
+        Raises:
+            ShardamError: an earlier queued push failed, and the group could not be told; the gradient is kept.
         """
-        for _, gradient in self._tables.values():
-            gradient.clear()
+        for cluster, gradients in self._by_cluster().items():
+            dropped = any(gradient.to_push() is not None for gradient in gradients)
+            if dropped and cluster.mode != "async" and not (cluster._is_closed or cluster._session.ended):
+                cluster._queue_push([], "abstain")
+            for gradient in gradients:
+                gradient.clear()
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Loads hyper-parameters; the moments are where they were, on the shards.
@@ -220,16 +261,27 @@ class SparseAdam(Optimizer):
         )
 
     def synchronize(self) -> None:
-        """Waits until every queued push has been applied.
+        """Waits until every queued push has been applied, in sync mode with those of all other ranks.
 
         Raises:
             ShardamError: a queued push failed.
         """
         for cluster in self._clusters():
-            cluster._ready_to_read()
+            cluster._synchronize()
 
     def _clusters(self) -> list[Cluster]:
-        return list(dict.fromkeys(cluster for cluster, _ in self._tables.values()))
+        return list(self._by_cluster())
+
+    def _by_cluster(self) -> dict[Cluster, list[TableGradient]]:
+        clusters: dict[Cluster, list[TableGradient]] = {}
+        for cluster, gradient in self._tables.values():
+            clusters.setdefault(cluster, []).append(gradient)
+        return clusters
+
+
+def _mark_pushed(gradients: Iterable[TableGradient]) -> None:
+    for gradient in gradients:
+        gradient.mark_pushed()
 
 
 def _table_modules(listed: Iterable[object]) -> Iterator[TableModule]:

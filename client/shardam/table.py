@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardam._arrays import Float32s, Int64s, Values, as_flat_row_ids, as_rows, check_bounds, check_flag, check_rows_shape, some
-from shardam._parts import RowWrite, TableStepGradient, assign_change, delete_change, push_change
+from shardam._parts import RowWrite, assign_change, delete_change
 from shardam._push_checks import as_gradient, check_options, merged_gradient
 from shardam._reads import read_rows, read_weights, scan_rows
 from shardam._values import PushResult, Rows, TableInfo, TableStats
@@ -27,9 +27,11 @@ class Table:
     """One table; made by Cluster.table or Cluster.create_table. Thread-safe.
 
     Ids are any integers that fit int64, as an array, a CPU tensor or a list, of shape [N]; other dtypes raise WrongIdDtype,
-    ids outside a bounded table IdOutOfRange. Every read first waits for this client's queued pushes. Every call raises
-    ShardUnreachable when a shard does not answer within shard_timeout_s, ShardLost once a shard has lost its rows, and
-    ClientClosed after close.
+    ids outside a bounded table IdOutOfRange. Every read first waits for this client's queued pushes; in a sync group only until
+    every shard has its part of the step, since no read waits for other ranks, while a change of rows waits until the step that
+    was pushed before it is decided. Every call raises ShardUnreachable when a shard does not answer within shard_timeout_s,
+    ShardLost once a shard has lost its rows, NotAMember once this worker was dropped from its group, and ClientClosed after
+    close.
 
     A pickle carries the cluster's address and the table's schema; where it is opened, the table is found by its name when it is
     first used. Copies are the same table.
@@ -99,6 +101,9 @@ class Table:
     def push(self, row_ids: Values, gradients: Values, options: AdamOptions, *, grad_scale: float = 1.0) -> PushResult:
         """Makes one optimizer step of this table and waits until every shard has applied it.
 
+        In a sync group it is this rank's contribution to a step and waits for those of the others. One that is refused, by a
+        shard or here for its values or size, is refused for all ranks, and the next push is for the next step.
+
         Gradients of an id that is named several times are summed, left to right in float32. Rows not named do not change.
         No ids are a step, too: t advances and nothing else changes.
 
@@ -114,17 +119,14 @@ class Table:
             NonFiniteGradient: a merged, unscaled value is NaN or at least 2**64; nothing was sent.
             MessageTooLarge: a shard's part is above 512 MiB; nothing was sent.
             RowLimit: the table or a shard is full; the message has each shard's outcome.
+            NotAMember: this client was dropped from its group; or it is in none, and a sync group trains.
+            ShardamError: in a sync group, why the step was refused for all ranks (GroupMismatch, StepTimeout and others).
         """
         check_options(options, grad_scale, self.name)
         ids, rows = as_gradient(self.info(), row_ids, gradients)
-        step = merged_gradient(self.info(), ids, rows, options, grad_scale)
-        return self._push(step)
-
-    def _push(self, step: TableStepGradient) -> PushResult:
-        session, pusher = self._cluster._ready_to_write()
-        change = push_change([step], session.route_map)
-        pusher.run(change)
-        return PushResult(step=change.answers[0].steps[0].table_step, number=change.number)
+        with self._cluster._refusing_step():
+            step = merged_gradient(self.info(), ids, rows, options, grad_scale)
+        return self._cluster._push_now(step)
 
     def rows(self, row_ids: Values) -> Rows:
         """Reads rows with their moments and step, and creates nothing.

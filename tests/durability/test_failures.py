@@ -17,13 +17,13 @@ from shardam_testing.shard_histories import (
     begin_store,
     bits_after,
     every_change,
-    find,
     make_tables,
     new_state,
     push,
     try_base,
     write_base,
 )
+from shardam_testing.state_changes import find
 
 from shardam_proto.errors import JournalFailed, JournalFull, OutOfMemory
 from shardam_proto.v1 import journal_pb2, shard_pb2

@@ -18,7 +18,6 @@ from shardam_testing.shard_histories import (
     begin_store,
     bits_after,
     every_change,
-    find,
     lock_store,
     make_tables,
     new_state,
@@ -26,6 +25,7 @@ from shardam_testing.shard_histories import (
     try_base,
     write_base,
 )
+from shardam_testing.state_changes import find
 from shardam_testing.waiting import wait_for
 
 from shardam_proto.errors import JournalDamaged, JournalFailed, OutOfMemory

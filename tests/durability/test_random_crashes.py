@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardam_testing.group_changes import MEMBERS, step_on
 from shardam_testing.shard_histories import (
     CLIENTS,
     SPECS,
-    Change,
     abandon,
     all_bits,
     assign,
@@ -21,13 +21,13 @@ from shardam_testing.shard_histories import (
     clear_moments,
     come_back,
     delete,
-    find,
     make_tables,
     new_state,
     push,
     void,
     write_base,
 )
+from shardam_testing.state_changes import Change, find, origin
 
 from shardam_server.shard.journal.frames import JOURNAL_MAGIC, FrameReader
 from shardam_server.shard.state import ShardState
@@ -53,28 +53,64 @@ def raise_one_step(state: ShardState, name: str) -> None:
     state.raise_steps({table.table_id: table.step + 3})
 
 
+GROUP_KINDS: dict[str, Draw] = {
+    "step on": lambda rng, names: step_on(rng, *names),
+    "step on again": lambda rng, names: step_on(rng, *names),
+    "clear as a member": lambda rng, names: clear_as_member(rng, names[0]),
+    "base": lambda rng, names: lambda state: None,
+}
+
+
+def clear_as_member(rng: np.random.Generator, name: str) -> Change:
+    """A change of rows by a member whose number is free; if both parts are staged, their decision."""
+    row_ids, decided = rng.integers(0, 12, 4), step_on(rng, name)
+
+    def change(state: ShardState) -> object:
+        free = [client_id for client_id in MEMBERS if state.groups.part(client_id) is None]
+        return state.clear_moments(find(state, name), row_ids, origin=origin(state, free[0])) if free else decided(state)
+
+    return change
+
+
+table_names = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def some(kinds: dict[str, Draw]) -> st.SearchStrategy[list[str]]:
+    return st.lists(st.sampled_from(sorted(kinds)), min_size=1, max_size=12)
+
+
 @settings(max_examples=40)
-@given(
-    kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=12),
-    names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True),
-    seed=st.integers(0, 2**32 - 1),
-    where=st.floats(0, 1),
-)
+@given(kinds=some(KINDS), names=table_names, seed=seeds, where=st.floats(0, 1))
 def test_a_crash_at_any_byte_leaves_a_prefix_and_the_rest_makes_it_whole(
     kinds: list[str], names: list[str], seed: int, where: float
 ) -> None:
     rng = np.random.default_rng(seed)
+    opened: list[Change] = [
+        lambda state: state.open_client(CLIENTS[0]),
+        lambda state: state.open_client(CLIENTS[1], heartbeats=True),
+    ]
+    check_crash([*zip(opened, ["", ""], strict=True), *((KINDS[kind](rng, names), kind) for kind in kinds)], where)
+
+
+@settings(max_examples=40)
+@given(kinds=some(GROUP_KINDS), names=table_names, seed=seeds, where=st.floats(0, 1))
+def test_a_crash_at_any_byte_of_a_group_s_history_leaves_a_prefix_and_the_rest_makes_it_whole(
+    kinds: list[str], names: list[str], seed: int, where: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    begun = [(step_on(rng, *names), "") for _ in range(4)]  # clients, members and a first part
+    check_crash([*begun, *((GROUP_KINDS[kind](rng, names), kind) for kind in kinds)], where)
+
+
+def check_crash(changes: list[tuple[Change, str]], where: float) -> None:
+    """Makes changes, with a base behind those of that kind, and cuts the last file at a place from 0, its beginning, to 1."""
     with tempfile.TemporaryDirectory() as folder:
         data_dir, state = Path(folder), new_state()
         store = begin_store(data_dir, state)
-        changes: list[Change] = [
-            lambda state: state.install(make_tables()),
-            lambda state: state.open_client(CLIENTS[0]),
-            lambda state: state.open_client(CLIENTS[1], heartbeats=True),
-            *(KINDS[kind](rng, names) for kind in kinds),
-        ]
+        changes = [(lambda state: state.install(make_tables()), ""), *changes]
         history = [all_bits(state)]
-        for change, kind in zip(changes, ["", "", "", *kinds], strict=True):
+        for change, kind in changes:
             change(state)
             history.append(all_bits(state))
             if kind == "base":
@@ -87,7 +123,7 @@ def test_a_crash_at_any_byte_leaves_a_prefix_and_the_rest_makes_it_whole(
         with come_back(data_dir) as (_, back):
             num_kept = history.index(all_bits(back))
             assert size < len(data) or history[num_kept] == history[-1]
-            for change in changes[num_kept:]:
+            for change, _ in changes[num_kept:]:
                 change(back)
         assert bits_after(data_dir) == history[-1]
 

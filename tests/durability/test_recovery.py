@@ -182,7 +182,21 @@ def test_the_journal_is_read_without_a_shard_s_state(tmp_path: Path) -> None:
     abandon(store)
     records = [(record.change_number, record.WhichOneof("change")) for record, _ in read_journal(store.path)]
     assert [number for number, _ in records] == list(range(1, state.change_number + 1))
-    kinds = {"push", "close", "assign", "delete", "clear_moments", "install", "steps", "open", "end", "forget"}
+    kinds = {
+        "push",
+        "close",
+        "assign",
+        "delete",
+        "clear_moments",
+        "install",
+        "steps",
+        "open",
+        "end",
+        "forget",
+        "part",
+        "decision",
+        "group",
+    }
     assert {kind for _, kind in records} == kinds
 
 

@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import subprocess
-import sys
-
 import pytest
 from shardam_testing import replica
-from shardam_testing.processes import clean_environment
+from shardam_testing.rank_processes import Seen, run_ranks
 
 from shardam import LocalCluster
 
 RANKS = 2
-TIMEOUT_S = 110
-"""Both ranks take 10 s on two cores, most of it importing torch."""
-
-Seen = dict[str, list[dict[str, object]]]
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What each rank saw, by kind of run."""
-    store = tmp_path_factory.mktemp("replicas") / "store"
-    found: Seen = {}
-    with LocalCluster(shards=2) as cluster, contextlib.ExitStack() as stack:
-        ranks = []
-        for rank in range(RANKS):
-            command = [sys.executable, "-W", "error", replica.__file__, cluster.redis_url, str(store), str(rank), str(RANKS)]
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            ranks.append(process)
-        for process in ranks:
-            output, errors = process.communicate(timeout=TIMEOUT_S)
-            assert process.returncode == 0, errors
-            for line in output.splitlines():
-                run = json.loads(line)
-                found.setdefault(run["kind"], []).append(run)
-    return found
+    with LocalCluster(shards=2) as cluster:
+        return run_ranks("replica", cluster.redis_url, tmp_path_factory.mktemp("replicas"), RANKS)
 
 
 @pytest.mark.parametrize("kind", ["plain", "clipped"])
@@ -65,7 +39,7 @@ def test_a_rank_with_a_good_sparse_gradient_abstains_with_the_one_that_found_an_
 
 
 def test_torchs_own_scaler_lets_the_replicas_drift_apart(seen: Seen) -> None:
-    first, second = seen["torchs scaler"]
+    first, second = seen["torchs_scaler"]
     assert first["scales"] != second["scales"]
     assert first["dense"] != second["dense"]
     assert first["skipped"] == [replica.INF_STEP, replica.ALONE_STEP]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import secrets
 from collections.abc import Iterator
 
 import httpx2
@@ -16,7 +17,7 @@ from shardam_testing.raw_client import RawClient, id_bytes
 
 from shardam_proto.errors import SequenceError
 from shardam_proto.schema import TableSpec
-from shardam_proto.v1 import common_pb2, row_pb2
+from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2, row_pb2
 
 KEYS = (f"key-{number}" for number in itertools.count())
 NAMES = (f"t{number}" for number in itertools.count())
@@ -171,3 +172,22 @@ def test_a_table_is_created_under_a_key_once(fronts: Fronts) -> None:
     response = fronts.admins[0].post("/v1/tables", json={**body, "name": "other"}, headers=headers)
     assert (response.status_code, response.json()["reason"]) == (400, "SEQUENCE_REUSED")
     assert fronts.admins[1].get("/v1/tables/other").status_code == 404
+
+
+def test_a_change_from_outside_a_sync_group_is_refused_and_its_key_stays_free(
+    fronts: Fronts, table: common_pb2.TableInfo
+) -> None:
+    key, client_id = next(KEYS), secrets.token_bytes(16)
+    worker = [dataclasses.replace(client, client_id=client_id) for client in fronts.grpc.clients]
+    for client in worker:
+        client.open()
+    terms = group_pb2.GroupTerms(mode=group_pb2.GROUP_MODE_SYNC, reduce=group_pb2.REDUCE_SUM, world_size=1)
+    join = embedding_pb2.JoinGroupRequest(header=worker[0].header(), group="workers", terms=terms)
+    worker[0].call(worker[0].embedding.JoinGroup, join)
+    refused = fronts.put(table, 5, key)
+    assert (refused.status_code, refused.json()["reason"]) == (400, "NOT_A_MEMBER")
+    assert fronts.last_numbers(key) == [0, 0, 0]
+    worker[0].leave()
+    answer = fronts.put(table, 5, key)
+    assert (answer.status_code, "idempotency-replayed" in answer.headers) == (200, False)
+    assert fronts.weight(table, 5) == WEIGHT

@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from shardam_testing.held_group import part
 from shardam_testing.held_shard import held_shard
 from shardam_testing.processes import Shards, running_shards
 from shardam_testing.raw_client import RawClient, id_bytes, raw_client
@@ -23,7 +24,7 @@ from shardam_testing.waiting import wait_for
 from shardam_proto.channels import open_channel
 from shardam_proto.errors import ShardamError
 from shardam_proto.schema import TableSpec
-from shardam_proto.v1 import common_pb2, embedding_pb2, shard_pb2
+from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2, shard_pb2
 from shardam_server.shard.http_listener import HttpListener
 
 Record = Callable[[str, object], None]
@@ -169,10 +170,28 @@ def test_the_bounds_are_metrics_and_in_the_status(client: RawClient) -> None:
     with raw_stream(client.channel) as stream:
         stream.send(chunks_of(client.push_request(1, table, [1], [[1, 1]]), 8)[0])
         wait_for("the part to be open", lambda: client.status().reserved_bytes == 16)
-        text = client.call(client.shard.GetMetrics, shard_pb2.GetMetricsRequest(header=client.header())).text
-    values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if "{" in line}
+        values = gauges(client)
     named = ("shardam_queue_bytes", "shardam_reserved_bytes", "shardam_parked_requests", "shardam_streams")
     assert [values[name] for name in named] == [0, 16, 0, 1]
+
+
+def gauges(client: RawClient) -> dict[str, float]:
+    """Returns the metrics that have no other labels than the shard's."""
+    text = client.call(client.shard.GetMetrics, shard_pb2.GetMetricsRequest(header=client.header())).text
+    return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if "{" in line}
+
+
+def test_staged_parts_are_metrics_until_their_client_is_gone(client: RawClient) -> None:
+    table = client.create(TableSpec("staged", 2))[0]
+    terms = group_pb2.GroupTerms(mode=group_pb2.GROUP_MODE_SYNC, reduce=group_pb2.REDUCE_SUM, world_size=2)
+    join = embedding_pb2.JoinGroupRequest(header=client.header(), group="workers", terms=terms)
+    assert client.call(client.embedding.JoinGroup, join).first_step == 1
+    client.call(client.embedding.Push, part(client, 1, 1, 0, table, [1, 2, 1], np.ones((3, 2))))
+    values = gauges(client)
+    assert (values["shardam_staged_parts"], values["shardam_staged_bytes"]) == (1, 2 * (8 + 8))  # summed by row
+    client.leave()
+    values = gauges(client)
+    assert (values["shardam_staged_parts"], values["shardam_staged_bytes"]) == (0, 0)
 
 
 @pytest.mark.case("C097")

@@ -39,13 +39,13 @@ class ChunkedPart:
     """A part on its way: one buffer, ids first, then gradients.
 
     Args:
-        first: chunk 0; only its header, options and sections are kept.
+        first: chunk 0; all but its ids and gradients is kept.
         sizes: what its sections need.
         refuse: called with the reason when another stream of the same client takes its place.
         arrived: when chunk 0 came, by time.perf_counter().
 
     Attributes:
-        head: header, options and sections.
+        head: header, options, sections and contribution.
         sizes: what its sections need.
         refuse: ends it.
         arrived: when chunk 0 came.
@@ -55,7 +55,9 @@ class ChunkedPart:
         self, first: embedding_pb2.PushRequest, sizes: PartSizes, refuse: Callable[[ShardamError], None], arrived: float
     ) -> None:
         # A message of its own: parts of a message keep all of it alive.
-        self.head = embedding_pb2.PushRequest(header=first.header, options=first.options, sections=first.sections)
+        self.head = embedding_pb2.PushRequest(
+            header=first.header, options=first.options, sections=first.sections, contribution=first.contribution
+        )
         self.sizes = sizes
         self.refuse = refuse
         self.arrived = arrived

@@ -16,6 +16,9 @@ MAX_CLIENTS = 65_536
 WINDOW = 64
 """Numbers of a client whose outcome is kept; twice what a client may have in flight."""
 
+ANY_CONTENT = b"any content"
+"""Digest of a number that was closed where its content was not known: whatever is sent with it is taken for its repeat."""
+
 IDLE_S = 24 * 3600.0
 """Time without contact after which an entry is forgotten."""
 
@@ -42,7 +45,7 @@ class Outcome:
     """How a number ended here.
 
     Attributes:
-        steps: table id -> its step after the change, for the tables that stepped.
+        steps: table id -> its step after the change, for the tables that stepped by this number alone.
         num_rows: rows written, deleted or cleared, for row changes.
         change_number: the shard's change number of the change, for row changes.
         result: how the step ended, for contributions to a step of a sync group.
@@ -93,7 +96,7 @@ class ClientEntry:
 
 
 class Clients:
-    """All clients of a shard. Used from the sequencer's thread alone, but for `touch`, `num_open` and `len`."""
+    """All clients of a shard. Used from the sequencer's thread alone, but for `find`, `get`, `touch`, `num_open` and `len`."""
 
     def __init__(self, max_clients: int = MAX_CLIENTS) -> None:
         self._entries: collections.OrderedDict[bytes, ClientEntry] = collections.OrderedDict()
@@ -158,12 +161,8 @@ class Clients:
                 metadata=metadata,
             )
         digest, outcome = kept
-        if digest != origin.digest:
-            raise SequenceError(
-                f"number {number} was used with another content; a change needs a number of its own",
-                reason="SEQUENCE_REUSED",
-                metadata=metadata,
-            )
+        if digest not in (origin.digest, ANY_CONTENT):
+            raise number_reused(number, last)
         return outcome
 
     def idle(self, now: float) -> list[bytes]:
@@ -224,6 +223,15 @@ class Clients:
         for client_id in client_ids:
             entry = self._entries.pop(client_id, None)
             self._num_open -= entry is not None and not entry.closed
+
+
+def number_reused(number: int, last: int) -> SequenceError:
+    """Returns the error of a number that came with another content than before; last: the client's last closed number."""
+    return SequenceError(
+        f"number {number} was used with another content; a change needs a number of its own",
+        reason="SEQUENCE_REUSED",
+        metadata={"last": str(last), "number": str(number)},
+    )
 
 
 def check_client_id(client_id: bytes) -> None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from shardam_proto.errors import ShardLost, ShardNotReady
 from shardam_proto.registry import lost_shard_problem
 from shardam_proto.v1 import common_pb2, shard_pb2
+from shardam_server.shard.groups.waits import StepWaits
 from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.kept_state import KeptState
 from shardam_server.shard.metrics import ShardMetrics
@@ -48,6 +49,7 @@ class ShardContext:
         http_address: address of the metrics and health listener.
         pid: process id on its host.
         started: time.monotonic() at start.
+        waits: requests of groups' members that wait.
     """
 
     identity: ShardIdentity
@@ -66,6 +68,11 @@ class ShardContext:
     http_address: str = ""
     pid: int = dataclasses.field(default_factory=os.getpid)
     started: float = dataclasses.field(default_factory=time.monotonic)
+    waits: StepWaits = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        """Has requests wait for what happens to this state."""
+        self.waits = StepWaits(lambda: self.state, self.metrics)
 
     @property
     def lost_message(self) -> str:
@@ -89,7 +96,9 @@ class ShardContext:
             self.state.check_whole()
             return apply()
 
-        return self.sequencer.submit(guarded, num_bytes)
+        applied = self.sequencer.submit(guarded, num_bytes)
+        applied.add_done_callback(lambda _: self.waits.notice())
+        return applied
 
     async def settle(self, applied: asyncio.Future[T]) -> T:
         """Waits until a submitted change is applied and as safe as the journal promises, and returns its result.

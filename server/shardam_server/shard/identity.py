@@ -82,7 +82,7 @@ class ShardIdentity:
             WrongCluster: it means another cluster.
             ClusterRestored: it belongs to another timeline.
             StaleState: another incarnation or route epoch (retryable after a refresh).
-            BadOption: it uses a part of the protocol that this version does not serve.
+            BadOption: its fields do not fit each other, or what is asked of this shard.
         """
         name = f"shard {self.index}"
         if not MIN_PROTOCOL_VERSION <= header.protocol_version <= PROTOCOL_VERSION:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -16,6 +16,9 @@ LABELS = ("cluster", "shard")
 
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """From the cost of an empty message to a push that waits behind a large one."""
+
+STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Steps: each bound that groups are likely to set, and beyond them those of one that is as good as async."""
 
 
 class ShardMetrics:
@@ -34,18 +37,26 @@ class ShardMetrics:
         def counter(name: str, text: str) -> Counter:
             return Counter(name, text, LABELS, registry=self.registry).labels(*values)
 
-        def histogram(name: str, text: str) -> Histogram:
-            return Histogram(name, text, LABELS, registry=self.registry, buckets=LATENCY_BUCKETS_S).labels(*values)
+        def histogram(name: str, text: str, buckets: Sequence[float] = LATENCY_BUCKETS_S) -> Histogram:
+            return Histogram(name, text, LABELS, registry=self.registry, buckets=buckets).labels(*values)
 
         self.pulls = counter("shardam_pulls_total", "Pull messages answered.")
-        self.pushes = counter("shardam_pushes_total", "Push messages applied; repeats not counted.")
+        self.pushes = counter("shardam_pushes_total", "Push messages applied or staged; repeats not counted.")
         self.rows_pulled = counter("shardam_rows_pulled_total", "Rows sent to pulls.")
-        self.rows_pushed = counter("shardam_rows_pushed_total", "Gradient rows received in applied pushes.")
+        self.rows_pushed = counter("shardam_rows_pushed_total", "Gradient rows received in applied or staged pushes.")
         self.clients_dropped = counter("shardam_clients_dropped_total", "Clients closed because they were silent.")
         self.received_bytes = counter("shardam_received_bytes_total", "Bytes of request messages.")
         self.sent_bytes = counter("shardam_sent_bytes_total", "Bytes of response messages.")
         self.pull_seconds = histogram("shardam_pull_seconds", "Seconds from a pull's arrival to its answer.")
         self.push_seconds = histogram("shardam_push_seconds", "Seconds from a push's arrival to its answer.")
+        self.pull_staleness = histogram(
+            "shardam_pull_staleness_steps",
+            "Of a training pull in a bounded group: steps that the slowest member was behind its client.",
+            STALENESS_BUCKETS,
+        )
+        self.step_wait_seconds = histogram(
+            "shardam_step_wait_seconds", "Seconds that a request of a sync group's member waited for the step before its own."
+        )
         self.group_step_seconds = histogram(
             "shardam_group_step_seconds", "Seconds from the first rank's arrival at a step of a sync group to its decision."
         )
@@ -100,6 +111,8 @@ class ShardGauges:
         reserved_bytes: bytes reserved for parts that arrive in chunks.
         parked_requests: requests on streams that wait.
         streams: open streams.
+        staged_parts: parts that wait for their step's decision.
+        staged_bytes: bytes of their ids and gradients.
     """
 
     tables: dict[str, tuple[int, int]]
@@ -114,6 +127,8 @@ class ShardGauges:
     reserved_bytes: int = 0
     parked_requests: int = 0
     streams: int = 0
+    staged_parts: int = 0
+    staged_bytes: int = 0
 
 
 def resident_bytes() -> int:
@@ -147,6 +162,8 @@ class _GaugeCollector(Collector):
             self._gauge("shardam_reserved_bytes", "Bytes reserved for pushes that arrive in chunks.", gauges.reserved_bytes),
             self._gauge("shardam_parked_requests", "Requests on streams that wait for something.", gauges.parked_requests),
             self._gauge("shardam_streams", "Open Exchange streams.", gauges.streams),
+            self._gauge("shardam_staged_parts", "Parts of sync groups' steps that are not decided yet.", gauges.staged_parts),
+            self._gauge("shardam_staged_bytes", "Bytes of such parts' ids and gradients.", gauges.staged_bytes),
         ]
 
     def _gauge(self, name: str, text: str, value: int) -> GaugeMetricFamily:

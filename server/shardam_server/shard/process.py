@@ -294,6 +294,7 @@ class ShardProcess:
 
     def _gauges(self) -> ShardGauges:
         tables, clients = self._shard.state.tables(), self._shard.state.clients
+        parts = self._shard.state.groups.parts()
         journal = self._shard.kept.status()
         base = journal.last_base
         return ShardGauges(
@@ -303,6 +304,8 @@ class ShardProcess:
             reserved_bytes=self._shard.streams.open_parts.reserved_bytes,
             parked_requests=self._shard.streams.parking.num_parked,
             streams=self._shard.streams.num_open,
+            staged_parts=len(parts),
+            staged_bytes=sum(part.num_bytes for part in parts),
             memory={
                 "records": sum(table.storage.record_bytes for table in tables),
                 "index": sum(table.storage.index_bytes for table in tables),

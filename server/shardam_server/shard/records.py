@@ -121,6 +121,11 @@ class Device(Protocol):
         ...
 
     @property
+    def num_threads(self) -> int:
+        """Threads of the host's part of a change."""
+        ...
+
+    @property
     def memory_bytes(self) -> int:
         """Memory of the device that this process holds beside the host's; zero for the CPU."""
         ...
@@ -145,11 +150,11 @@ class CpuDevice:
     memory_bytes = 0
 
     def __init__(self, num_threads: int) -> None:
-        self._num_threads = num_threads
+        self.num_threads = num_threads
 
     def make_records(self, layout: Layout, initial: InitialRows) -> CpuRecords:
         """Makes an empty record store."""
-        return CpuRecords(layout, initial, self._num_threads)
+        return CpuRecords(layout, initial, self.num_threads)
 
     def finish(self) -> None:
         """Nothing to wait for: the CPU's kernels are done when they return."""

@@ -12,10 +12,12 @@ from shardam_proto.errors import JournalFailed, OutOfMemory, SchemaMismatch, Sha
 from shardam_server.shard.clients import MAX_CLIENTS, ClientEntry, Clients, Origin, Outcome, check_client_id
 from shardam_server.shard.conditions import RowCondition, check_condition
 from shardam_server.shard.groups.entries import Groups
+from shardam_server.shard.groups.pending_rows import PendingRows
 from shardam_server.shard.journal import change_records
 from shardam_server.shard.journal.interface import Journal, NoJournal
 from shardam_server.shard.records import Device, Int64s
 from shardam_server.shard.row_limits import check_room
+from shardam_server.shard.staged_steps import discard_all, stage_all
 from shardam_server.shard.table import GradientSection, PreparedUpdate, RowWrite, StagedTableStep, Table
 
 logger = logging.getLogger(__name__)
@@ -36,16 +38,18 @@ class ShardState:
         max_clients: clients whose entries are kept.
 
     Attributes:
+        device: holds the records.
         journal: takes every change; set once the state on disk has been replayed.
         change_number: how many changes have been applied on this timeline.
         groups: groups of workers, and parts that wait for their step's decision.
+        pending_rows: rows that these parts will create.
         half_applied: what went wrong while a change was applied, and what to do; empty: nothing. Set before the locks of its
             tables are given back.
         when_half_applied: called then, on the sequencer's thread.
     """
 
     def __init__(self, device: Device, max_rows: int = 0, max_clients: int = MAX_CLIENTS) -> None:
-        self._device = device
+        self.device = device
         self.max_rows = max_rows
         self.clients = Clients(max_clients)
         self.journal: Journal = NoJournal()
@@ -55,6 +59,7 @@ class ShardState:
         self.groups = Groups()
         self._tables_by_id: dict[int, Table] = {}
         self._tables_by_name: dict[str, Table] = {}
+        self.pending_rows = PendingRows(self.groups, self.table)
         self._install_lock = threading.Lock()
 
     def check_whole(self) -> None:
@@ -177,7 +182,8 @@ class ShardState:
 
     def forget_idle_clients(self, now: float | None = None) -> int:
         """Forgets clients without contact for a day; returns how many."""
-        idle = self.clients.idle(time.monotonic() if now is None else now)
+        silent = self.clients.idle(time.monotonic() if now is None else now)
+        idle = [client_id for client_id in silent if self.groups.part(client_id) is None]  # its step may count the part
         if idle:
             with self.journaled(change_records.forget_record(self.change_number + 1, idle)):
                 self.clients.forget(idle)
@@ -194,11 +200,14 @@ class ShardState:
             The outcome, and whether it is the former outcome of a repeat.
 
         Raises:
-            ShardamError: as Clients.former; or what the change raises.
+            ShardamError: as Clients.former, or what the change raises; or the number is a staged part's (SEQUENCE_REUSED).
         """
         self.clients.touch(origin.client_id)
         former = self.clients.former(origin)
-        return (change(), False) if former is None else (former, True)
+        if former is not None:
+            return former, True
+        self.groups.check_number(origin)
+        return change(), False
 
     # -- changes (sequencer's thread)
 
@@ -249,28 +258,17 @@ class ShardState:
                 check_room(new_rows, self.num_rows, self.max_rows)
             for table, num_new in new_rows:
                 table.reserve(num_new)
-            staged = self._stage(updates)
+            staged = stage_all(updates, self.change_number + 1)
             try:
                 with self.journaled(record([step for _, step in staged])):
                     for table, step in staged:
                         table.apply(step)
-                    self._device.finish()
+                    self.device.finish()
                     close({table.table_id: step.step.table_step for table, step in staged})
             except BaseException:
                 if not self.half_applied:
-                    _discard(staged)
+                    discard_all(staged)
                 raise
-
-    def _stage(self, updates: Sequence[tuple[Table, PreparedUpdate]]) -> list[tuple[Table, StagedTableStep]]:
-        """Brings all parts to the device before the first is applied, so that none or all are."""
-        staged: list[tuple[Table, StagedTableStep]] = []
-        try:
-            for table, update in updates:
-                staged.append((table, table.stage(update, self.change_number + 1)))
-        except BaseException:
-            _discard(staged)
-            raise
-        return staged
 
     def void(self, table_ids: Sequence[int], origin: Origin) -> Outcome:
         """Uses a number up without its change: steps tables without a gradient, because it stepped them on other shards."""
@@ -295,14 +293,14 @@ class ShardState:
         table.check_write(write)
         with self.write_locks([table]):
             check_condition(table, write.row_ids, condition)
-            num_new = table.count_new(write.row_ids)
-            check_room([(table, num_new)], self.num_rows, self.max_rows)
-            table.reserve(num_new)
+            new_rows = self.pending_rows.count(self.change_number, [(table, write.row_ids)])
+            check_room(new_rows, self.num_rows, self.max_rows)
+            table.reserve(dict(new_rows)[table])
             change_number = self.change_number + 1
             record = change_records.assign_record(change_number, origin, table, write)
             with self.journaled(record, undone_by=(OutOfMemory,)):
                 num_rows = table.assign(write, change_number)
-                self._device.finish()
+                self.device.finish()
                 return self._close_rows(origin, num_rows, change_number)
 
     def delete(
@@ -337,7 +335,7 @@ class ShardState:
             record = change_records.clear_moments_record(change_number, origin, table, row_ids)
             with self.journaled(record, undone_by=(OutOfMemory,)):
                 num_rows = table.clear_moments(row_ids, change_number)
-                self._device.finish()
+                self.device.finish()
                 return self._close_rows(origin, num_rows, change_number)
 
     def _close_rows(self, origin: Origin | None, num_rows: int, change_number: int) -> Outcome:
@@ -385,8 +383,3 @@ class ShardState:
             for table in sorted(tables, key=lambda table: table.table_id):  # one order for all: no deadlock with reads
                 stack.enter_context(table.lock.write())
             yield
-
-
-def _discard(staged: Sequence[tuple[Table, StagedTableStep]]) -> None:
-    for table, step in staged:
-        table.discard(step)

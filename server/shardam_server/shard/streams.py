@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
+from typing import TypeVar
 
+from shardam_proto.errors import ShardNotReady
 from shardam_server.shard.chunks import MAX_RESERVED_BYTES, OpenParts
 from shardam_server.shard.parking import MAX_PARKED, Parking
 from shardam_server.shard.turns import Turns
+
+T = TypeVar("T")
 
 
 class Streams:
@@ -48,3 +52,19 @@ class Streams:
     async def wait_for_drain(self) -> None:
         """Waits until the streams are to end."""
         await self._draining.wait()
+
+    async def until_drain(self, waiting: Awaitable[T]) -> T:
+        """Waits for what may take long, unless the streams are to end.
+
+        Raises:
+            ShardNotReady: they are.
+        """
+        wait, drain = asyncio.ensure_future(waiting), asyncio.ensure_future(self.wait_for_drain())
+        try:
+            await asyncio.wait({wait, drain}, return_when=asyncio.FIRST_COMPLETED)
+            if not wait.done():
+                raise ShardNotReady("the shard is draining and lets nothing wait any longer; try again")
+            return wait.result()
+        finally:
+            wait.cancel()
+            drain.cancel()

@@ -263,6 +263,10 @@ class Table:
         """Returns how many of these distinct ids have no row yet."""
         return self.storage.count_new(row_ids)
 
+    def absent(self, row_ids: Int64s) -> Int64s:
+        """Returns those of these ids that have no row yet."""
+        return row_ids[self.storage.lookup(row_ids) < 0]
+
     def reserve(self, num_new: int) -> None:
         """Makes room, so that applying cannot fail.
 

@@ -2,42 +2,93 @@
 
 Usage: PYTHONPATH=tests/support python -m shardam_testing.journal_samples
 
-Makes the set of the present format and arithmetic below tests/durability/data. A set is made once: what a later program reads
-must have been written by the program of its time.
+Makes the newest set below tests/durability/data: of the present format and arithmetic, with the records of groups of workers,
+which came to the format after its first set. A set is made once: what a later program reads must have been written by the
+program of its time.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from shardam_server.shard.clients import ClientEntry
+from shardam_server.shard.groups.entries import GroupEntry, StagedPart
 from shardam_server.shard.journal.frames import ARITHMETIC_VERSION, FORMAT_VERSION
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import Table
+from shardam_testing.group_changes import SYNC, members, part
 from shardam_testing.shard_histories import abandon, begin_store, every_change, new_state, write_base
+from shardam_testing.state_changes import Change
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SAMPLES = Path(__file__).resolve().parents[2] / "durability" / "data"
 
-BASE_AFTER = {"journal alone": None, "base alone": 29, "base and journal": 14}
+NEWEST = f"format-{FORMAT_VERSION}-arithmetic-{ARITHMETIC_VERSION}-groups"
+"""Name of the set that this program makes."""
+
+
+def sample_changes() -> list[Change]:
+    """A history with every kind of change, that ends with a group of which one part is staged."""
+    rng = np.random.default_rng(6)
+    ending = [members(SYNC, 4, 1), part(rng, 1, "words", "users", "tags")]
+    return [*every_change(), *ending]
+
+
+NUM_CHANGES = len(sample_changes())
+
+BASE_AFTER = {"journal alone": None, "base alone": NUM_CHANGES, "base and journal": NUM_CHANGES // 2}
 """Sample -> changes after which its base is written."""
 
 
 def describe(state: ShardState) -> dict[str, object]:
-    """All of a state as JSON has it; floats by their bits."""
-    clients = {
-        client_id.decode(): {
-            "last_number": entry.last_number,
-            "flags": [entry.closed, entry.settled, entry.heartbeats],
-            "outcomes": {
-                str(number): [digest.decode(), {str(key): step for key, step in outcome.steps.items()}, outcome.num_rows]
-                for number, (digest, outcome) in entry.outcomes.items()
-            },
-        }
-        for client_id, entry in state.clients
-    }
+    """All of a state as JSON has it; floats by their bits. What only groups have is left out where there are none."""
+    clients = {client_id.decode(): _describe_client(entry) for client_id, entry in state.clients}
     tables = {table.spec.name: _describe_table(table) for table in state.tables()}
-    return {"change_number": state.change_number, "clients": clients, "tables": tables}
+    described = {"change_number": state.change_number, "clients": clients, "tables": tables}
+    groups = {entry.group.name: _describe_group(entry) for entry in state.groups}
+    return described | ({"groups": groups, "parts": [_describe_part(one) for one in state.groups.parts()]} if groups else {})
+
+
+def _describe_client(entry: ClientEntry) -> dict[str, object]:
+    described: dict[str, object] = {
+        "last_number": entry.last_number,
+        "flags": [entry.closed, entry.settled, entry.heartbeats],
+        "outcomes": {
+            str(number): [
+                digest.decode(),
+                {str(key): step for key, step in outcome.steps.items()},
+                outcome.num_rows,
+                *([] if outcome.result is None else [_plain(outcome.result)]),
+            ]
+            for number, (digest, outcome) in entry.outcomes.items()
+        },
+    }
+    return described | ({"clock": entry.clock} if entry.clock else {})
+
+
+def _describe_group(entry: GroupEntry) -> dict[str, object]:
+    return {"group": _plain(entry.group), "step": entry.step, "decision": entry.decision and _plain(entry.decision)}
+
+
+def _describe_part(part: StagedPart) -> dict[str, object]:
+    tables = {
+        str(table_id): [one.row_ids.tolist(), one.gradients.tobytes().hex(), one.hyper_parameters, one.peak]
+        for table_id, one in part.tables.items()
+    }
+    return {"origin": _plain(part.origin), "step": [part.group, part.step, part.rank, part.kind], "tables": tables}
+
+
+def _plain(value: DataclassInstance) -> object:
+    """A value as JSON gives it back."""
+    return json.loads(json.dumps(dataclasses.asdict(value), default=bytes.decode))
 
 
 def _describe_table(table: Table) -> dict[str, object]:
@@ -67,7 +118,7 @@ def make_samples(folder: Path) -> None:
     for name, base_after in BASE_AFTER.items():
         state = new_state()
         store = begin_store(folder / name, state)
-        for number, change in enumerate(every_change(), start=1):
+        for number, change in enumerate(sample_changes(), start=1):
             change(state)
             if number == base_after:
                 write_base(store)
@@ -77,7 +128,7 @@ def make_samples(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    target = SAMPLES / f"format-{FORMAT_VERSION}-arithmetic-{ARITHMETIC_VERSION}"
+    target = SAMPLES / NEWEST
     if target.exists():
         sys.exit(f"{target} was made by the program of its time and is not made again")
     make_samples(target)

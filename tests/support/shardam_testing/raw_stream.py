@@ -20,6 +20,7 @@ Request = (
     | row_pb2.AssignRowsRequest
     | row_pb2.DeleteRowsRequest
     | row_pb2.ClearMomentsRequest
+    | embedding_pb2.ArriveRequest
 )
 
 KINDS = {
@@ -29,6 +30,7 @@ KINDS = {
     row_pb2.AssignRowsRequest: "assign_rows",
     row_pb2.DeleteRowsRequest: "delete_rows",
     row_pb2.ClearMomentsRequest: "clear_moments",
+    embedding_pb2.ArriveRequest: "arrive",
 }
 
 

@@ -1,16 +1,13 @@
-"""One rank of a small DDP training with sparse gradients and a loss scale; prints what must be equal on all ranks.
+"""One rank of a small DDP training with sparse gradients and a loss scale (see rank_program.py): what must be equal on all.
 
-Usage: python replica.py REDIS_URL STORE_FILE RANK WORLD_SIZE
-
-For each kind of run it prints one JSON line: the loss scale and the dense parameters' bits after every step, and which steps
-of the sparse optimizer were skipped.
+Each kind of run yields the loss scale and the dense parameters' bits after every step, and which steps of the sparse optimizer
+were skipped.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import math
-import sys
 
 import torch
 import torch.distributed as dist
@@ -18,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import shardam
+from shardam_testing.rank_program import Rank, run_scenarios
 
 STEPS = 8
 INF_STEP = 2
@@ -53,22 +51,22 @@ class Replica:
             self.scaler.unscale_(self.sparse)
             nn.utils.clip_grad_norm_(self.sparse.parameters(), 0.1 * (1 + self.rank))
         pending = self.items._gradient.to_push() is not None
-        pushed_before = self.items.table.cluster._pusher._num_submitted
         self.scaler.step(self.sparse)
+        found_inf = any(self.scaler._found_inf_per_device(self.sparse).values())
         self.scaler.step(self.dense)
         self.scaler.update()
         self.sparse.zero_grad()
         self.dense.zero_grad()
-        return pending and self.items.table.cluster._pusher._num_submitted == pushed_before
+        return pending and found_inf
 
     def dense_bits(self) -> str:
         return "".join(parameter.detach().numpy().tobytes().hex() for parameter in self.head.parameters())
 
 
-def run(cluster: shardam.Cluster, kind: str) -> dict[str, object]:
-    """Trains once and returns what it saw."""
-    scaler_type = torch.amp.GradScaler if kind == "torchs scaler" else shardam.GradScaler
-    replica = Replica(cluster, kind.replace(" ", "_"), scaler_type("cpu", init_scale=1024.0, growth_interval=1000))
+def run(cluster: shardam.Cluster, kind: str, prefix: str = "async") -> dict[str, object]:
+    """Trains once, on a table of its own, and returns what it saw."""
+    scaler_type = torch.amp.GradScaler if kind == "torchs_scaler" else shardam.GradScaler
+    replica = Replica(cluster, f"{prefix}_{kind}", scaler_type("cpu", init_scale=1024.0, growth_interval=1000))
     scales, bits, skipped = [], [], []
     for number in range(STEPS):
         if replica.step(number, clip=kind == "clipped"):
@@ -78,19 +76,15 @@ def run(cluster: shardam.Cluster, kind: str) -> dict[str, object]:
     replica.sparse.synchronize()
     dist.barrier()
     table_step = replica.items.table.stats().table_step
-    return {"kind": kind, "scales": scales, "dense": bits, "skipped": skipped, "table_step": table_step}
+    return {"scales": scales, "dense": bits, "skipped": skipped, "table_step": table_step}
 
 
-def main(redis_url: str, store: str, rank: int, world_size: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-    try:
-        with shardam.connect(redis_url) as cluster:
-            for kind in ("plain", "clipped", "torchs scaler"):
-                sys.stdout.write(json.dumps(run(cluster, kind)) + "\n")
-    finally:
-        dist.destroy_process_group()
+def run_async(rank: Rank, kind: str) -> dict[str, object]:
+    """Trains without a group."""
+    with shardam.connect(rank.redis_url) as cluster:
+        return run(cluster, kind)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    kinds = ("plain", "clipped", "torchs_scaler")
+    run_scenarios({kind: functools.partial(run_async, kind=kind) for kind in kinds})

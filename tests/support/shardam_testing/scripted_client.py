@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardam._arrays import Int64s
+from shardam._group import GroupOptions
 from shardam._parts import PushChange, RowWrite, TableStepGradient, assign_change, delete_change, push_change
 from shardam._pusher import Pusher
 from shardam._session import Session
+from shardam._steps import StepChange, StepKind, step_change
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.routing import RouteMap
 from shardam_testing.scripted_shards import INFO, Ending, ScriptedShard, scripted_session
@@ -45,6 +47,25 @@ class ScriptedClient:
         """Queues a push of rows of one shard."""
         self.pusher.submit(self.push_of(self.ids_of(shard, count)))
 
+    def step_of(self, shard: int, kind: StepKind = "gradient") -> StepChange:
+        """What a step with rows of one shard sends in the client's mode."""
+        gradients = np.ones((2, 2), np.float32)
+        sections = [TableStepGradient("t", INFO.table_id, self.ids_of(shard), gradients, AdamOptions())]
+        change = step_change(self.session, sections if kind == "gradient" else [], kind)
+        if change is None:
+            raise AssertionError(f"a step of kind {kind} sends nothing here")
+        return change
+
+    def step(self, shard: int = 0, kind: StepKind = "gradient") -> StepChange:
+        """Makes a step and waits for its end."""
+        change = self.step_of(shard, kind)
+        self.pusher.run(change)
+        return change
+
+    def queue_step(self, shard: int = 0, kind: StepKind = "gradient") -> None:
+        """Queues a step."""
+        self.pusher.submit(self.step_of(shard, kind))
+
     def assign(self, row_ids: Int64s) -> int:
         """Assigns rows and waits; returns how many were written."""
         write = RowWrite(row_ids, np.ones((row_ids.size, 2), np.float32), None, None, if_absent=False)
@@ -76,9 +97,11 @@ def pushed(*numbers: int) -> list[Ending]:
 
 
 @contextlib.contextmanager
-def scripted_client(count: int, shard_timeout_s: float = 20.0, client_lease_s: float = 30.0) -> Iterator[ScriptedClient]:
-    """Starts scripted shards and a client on them; ends both."""
-    with scripted_session(count, shard_timeout_s, client_lease_s) as (session, shards):
+def scripted_client(
+    count: int, shard_timeout_s: float = 20.0, client_lease_s: float = 30.0, group: GroupOptions | None = None
+) -> Iterator[ScriptedClient]:
+    """Starts scripted shards and a client on them, a member of a group if one is given; ends all."""
+    with scripted_session(count, shard_timeout_s, client_lease_s, group) as (session, shards):
         pusher = Pusher(session)
         try:
             yield ScriptedClient(session, shards, pusher)

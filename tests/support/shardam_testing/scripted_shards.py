@@ -14,22 +14,18 @@ import numpy as np
 
 from shardam._backoff import Deadline
 from shardam._endings import ends_client
+from shardam._group import GroupOptions
 from shardam._session import Session, SessionOptions
 from shardam._values import TableInfo
-from shardam_proto.errors import (
-    DETAILS_KEY,
-    ClientClosed,
-    SequenceError,
-    ShardamError,
-    StaleState,
-    pack_status,
-)
-from shardam_proto.limits import PROTOCOL_VERSION, SERVER_OPTIONS
+from shardam_proto.errors import ClientClosed, SequenceError, ShardamError, StaleState
+from shardam_proto.limits import SERVER_OPTIONS
 from shardam_proto.registry import ClusterEntry, ClusterView, Keys, ShardEntry, connect_redis
 from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc, row_pb2, row_pb2_grpc
-from shardam_testing.scripted_streams import HOLD, LOSE_ANSWER, SWALLOW, BrokenConnection, Fault, ScriptedStream
+from shardam_testing.scripted_groups import ScriptedGroup, StagedPart
+from shardam_testing.scripted_services import CLUSTER_ID, ScriptedEmbedding, ScriptedRows, abort
+from shardam_testing.scripted_streams import HOLD, LOSE_ANSWER, SWALLOW, BrokenConnection, Fault
 
 __all__ = [
     "CLUSTER_ID",
@@ -47,8 +43,6 @@ __all__ = [
     "view_of",
 ]
 
-CLUSTER_ID = "scripted"
-
 FAIL_BEFORE = "fail before"
 """The caller sees the connection fail; the shard has done nothing."""
 
@@ -64,7 +58,7 @@ Ending = tuple[int, str, list[int]]
 
 _RowChange = row_pb2.AssignRowsRequest | row_pb2.DeleteRowsRequest | row_pb2.ClearMomentsRequest
 _Change = embedding_pb2.PushRequest | embedding_pb2.CloseNumberRequest | _RowChange
-_Request = _Change | embedding_pb2.PullRequest
+_Request = _Change | embedding_pb2.PullRequest | embedding_pb2.ArriveRequest
 _Context = grpc.ServicerContext
 
 
@@ -73,6 +67,7 @@ class ScriptedShard:
     """One shard; `faults_of[number]`, then `faults`, are used up one per Push, row change, CloseNumber or Pull.
 
     Attributes:
+        client_id: the client that opened last.
         cuts: chunk indexes: at this chunk of the next push that has it the connection fails.
         open_faults: errors of the next calls of Open.
         stream_faults: errors of the next streams.
@@ -83,12 +78,15 @@ class ScriptedShard:
         closed: (number, how it ended: "push", "assign", "delete", "clear", "skip" or "void", tables).
         num_chunks: chunks that arrived.
         rows_of: gradients of the last push under each number.
+        group: home and the other ranks, where the client is in a group.
+        staged: the client's part of a step that is not decided.
     """
 
     index: int
     incarnation: int = 11
     lineage: int = 21
     timeline: int = 1
+    client_id: bytes = b""
     last: int = 0
     client_lease_s: float = 30.0
     is_closed: bool = False
@@ -114,6 +112,8 @@ class ScriptedShard:
     headers: list[common_pb2.RequestHeader] = dataclasses.field(default_factory=list)
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     address: str = ""
+    group: ScriptedGroup | None = None
+    staged: StagedPart | None = None
     server: grpc.Server | None = None
     handlers: futures.ThreadPoolExecutor | None = None
 
@@ -123,8 +123,8 @@ class ScriptedShard:
         """Serves on a port, 0: a free one."""
         self.handlers = futures.ThreadPoolExecutor(16, thread_name_prefix=f"scripted-{self.index}")
         server = grpc.server(self.handlers, options=SERVER_OPTIONS)
-        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(_Embedding(self), server)
-        row_pb2_grpc.add_RowServiceServicer_to_server(_Rows(self), server)
+        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(ScriptedEmbedding(self), server)
+        row_pb2_grpc.add_RowServiceServicer_to_server(ScriptedRows(self), server)
         self.address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
         server.start()
         self.server = server
@@ -142,19 +142,33 @@ class ScriptedShard:
         """Becomes another process life; with another lineage, one that knows nothing."""
         self.incarnation += 1
         if lineage is not None:
-            self.lineage, self.last = lineage, 0
+            self.lineage, self.last, self.staged = lineage, 0, None
             self.outcomes.clear()
 
     def entry(self, *, ready: bool = True, lost: bool = False) -> ShardEntry:
         address = self.address
         return ShardEntry(self.index, address, address, self.incarnation, self.lineage, "cpu", 1, ready=ready, lost=lost)
 
+    def meet(self, client_id: bytes) -> None:
+        """Takes a client for its own; what a former one had taken or closed is not the new one's."""
+        with self.lock:
+            if self.client_id not in (b"", client_id):
+                self.last, self.staged, self.is_closed = 0, None, False
+                self.outcomes.clear()
+            self.client_id = client_id
+
     # -- what it does
 
     def header(self) -> common_pb2.ResponseHeader:
+        taken = self.last if self.staged is None else self.staged.number
         return common_pb2.ResponseHeader(
-            shard=self.index, incarnation=self.incarnation, lineage=self.lineage, timeline=self.timeline, last_number=self.last
+            shard=self.index, incarnation=self.incarnation, lineage=self.lineage, timeline=self.timeline, last_number=taken
         )
+
+    def require_group(self) -> ScriptedGroup:
+        if self.group is None:
+            raise AssertionError(f"shard {self.index} has no group")
+        return self.group
 
     def change(self, method: str, request: _Change, ending: tuple[str, list[int]], content: bytes) -> tuple[bool, Fault]:
         """Runs a numbered call.
@@ -193,7 +207,7 @@ class ScriptedShard:
             own = self.faults_of.get(header.number)
             queue = own if own else self.faults
             fault = queue.popleft() if queue else None
-            if isinstance(fault, ShardamError) and _is_final(fault) and not self._may_refuse(method, header.number):
+            if isinstance(fault, ShardamError) and self._is_final(fault) and not self._may_refuse(method, header.number):
                 fault = None
             if fault is not None:
                 self.fired[fault if isinstance(fault, str) else type(fault).__name__] += 1
@@ -206,9 +220,13 @@ class ScriptedShard:
             raise BrokenConnection
         return fault
 
+    def _is_final(self, error: ShardamError) -> bool:
+        """True: a shard has decided against a change for good; it was not applied there, and the number is open."""
+        return not error.rule.retryable and not ends_client(error, is_member=self.group is not None)
+
     def _may_refuse(self, method: str, number: int) -> bool:
         """Whether a shard may refuse a call for good: a repeat or a gap is told before a change is looked at."""
-        return method != "close" and number in (0, self.last + 1)
+        return method not in ("close", "arrive") and number in (0, self.last + 1) and self.staged is None
 
     def answer(self, request: _Request) -> tuple[embedding_pb2.ExchangeResponse, Fault]:
         """Does what a request says."""
@@ -220,6 +238,10 @@ class ScriptedShard:
                 rows = np.repeat(np.frombuffer(request.row_ids, "<i8").astype("<f4"), INFO.spec.dim)
                 answer.pull.MergeFrom(embedding_pb2.PullResponse(sections=request.sections, rows=rows.tobytes()))
                 answer.pull.header.CopyFrom(self.header())
+            case embedding_pb2.PushRequest() if request.contribution:
+                fault = self.require_group().stage(self, request, answer.push)
+            case embedding_pb2.ArriveRequest():
+                fault = self.require_group().arrive(self, request, answer.arrive)
             case embedding_pb2.PushRequest():
                 tables = [section.table_id for section in request.sections]
                 content = b"".join(part.SerializeToString() for part in (*request.options, *request.sections))
@@ -263,84 +285,6 @@ class ScriptedShard:
         return answer
 
 
-def abort(context: _Context, error: ShardamError) -> None:
-    context.set_trailing_metadata(((DETAILS_KEY, pack_status(error)),))
-    context.abort(error.rule.code, error.message)
-
-
-class _Embedding(embedding_pb2_grpc.EmbeddingServiceServicer):
-    def __init__(self, shard: ScriptedShard) -> None:
-        self.shard = shard
-
-    def Open(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        self.shard.opened += 1
-        self.shard.wants_heartbeats = request.heartbeats
-        if self.shard.open_faults:
-            abort(context, self.shard.open_faults.popleft())
-        return embedding_pb2.OpenResponse(
-            header=self.shard.header(),
-            protocol_version=PROTOCOL_VERSION,
-            cluster_id=CLUSTER_ID,
-            num_shards=1,
-            client_lease_s=self.shard.client_lease_s if request.heartbeats else 0.0,
-        )
-
-    def Pull(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        return self.shard.answer_unary(request, context).pull
-
-    def Push(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        return self.shard.answer_unary(request, context).push
-
-    def CloseNumber(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        return self.shard.answer_unary(request, context).close_number
-
-    def Exchange(self, request_iterator, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        self.shard.num_streams += 1
-        if self.shard.stream_faults:
-            abort(context, self.shard.stream_faults.popleft())
-        stream = ScriptedStream(self.shard)
-        for message in request_iterator:
-            try:
-                answers = stream.take(message)
-            except BrokenConnection:
-                context.abort(grpc.StatusCode.UNAVAILABLE, "the connection is cut")
-            yield from answers
-
-    def Heartbeat(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        if self.shard.beat_faults:
-            abort(context, self.shard.beat_faults.popleft())
-        if request.header.incarnation != self.shard.incarnation:
-            abort(context, StaleState("another life", reason="NEW_INCARNATION"))
-        if self.shard.is_closed:
-            abort(context, ClientClosed("client has left or was dropped"))
-        self.shard.beats += 1
-        return embedding_pb2.HeartbeatResponse(header=self.shard.header())
-
-    def Leave(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        self.shard.left.append(request.header.client_id)
-        return embedding_pb2.LeaveResponse(header=self.shard.header())
-
-
-class _Rows(row_pb2_grpc.RowServiceServicer):
-    def __init__(self, shard: ScriptedShard) -> None:
-        self.shard = shard
-
-    def ReadRows(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        raise NotImplementedError  # no test reads rows here
-
-    def ScanRows(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        raise NotImplementedError
-
-    def AssignRows(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        return self.shard.answer_unary(request, context).assign_rows
-
-    def DeleteRows(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        return self.shard.answer_unary(request, context).delete_rows
-
-    def ClearMoments(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        return self.shard.answer_unary(request, context).clear_moments
-
-
 def view_of(shards: list[ScriptedShard]) -> ClusterView:
     """Returns what Redis would say of the shards now."""
     entries = {shard.index: shard.entry() for shard in shards}
@@ -362,21 +306,23 @@ def scripted_cluster(count: int) -> Iterator[tuple[ClusterView, list[ScriptedSha
 
 @contextlib.contextmanager
 def scripted_session(
-    count: int, shard_timeout_s: float = 20.0, client_lease_s: float = 30.0
+    count: int, shard_timeout_s: float = 20.0, client_lease_s: float = 30.0, group: GroupOptions | None = None
 ) -> Iterator[tuple[Session, list[ScriptedShard]]]:
-    """Starts scripted shards and opens a client on them. There is no Redis behind it: addresses stay as they are."""
+    """Starts scripted shards and opens a client on them. There is no Redis behind it: addresses stay as they are.
+
+    With a group, the client joins it.
+    """
     nowhere = "redis://127.0.0.1:1/0"
     with scripted_cluster(count) as (view, shards):
+        scripted_group = None if group is None else ScriptedGroup(shards)
         for shard in shards:
             shard.client_lease_s = client_lease_s
-        session = Session(SessionOptions(nowhere, "scripted", None, shard_timeout_s), connect_redis(nowhere), Keys("scripted"))
-        session.start(view, Deadline(shard_timeout_s))
+            shard.group = scripted_group
+        options = SessionOptions(nowhere, "scripted", None, shard_timeout_s, group)
+        session = Session(options, connect_redis(nowhere), Keys("scripted"))
         try:
+            session.start(view, Deadline(shard_timeout_s))
+            session.join(Deadline(shard_timeout_s))
             yield session, shards
         finally:
             session.close()
-
-
-def _is_final(error: ShardamError) -> bool:
-    """True: a shard has decided against a change for good; it was not applied there, and the number is open."""
-    return not error.rule.retryable and not ends_client(error)

@@ -25,6 +25,7 @@ Fault = ShardamError | str | threading.Event | None
 
 _Request = (
     embedding_pb2.PullRequest
+    | embedding_pb2.ArriveRequest
     | embedding_pb2.PushRequest
     | embedding_pb2.CloseNumberRequest
     | row_pb2.AssignRowsRequest
@@ -90,7 +91,9 @@ class ScriptedStream:
             raise AssertionError(f"chunk {header.chunk_index} of request {header.request_id} came after {ids}")
         if len(self._chunks) < header.num_chunks:
             return None
-        whole = embedding_pb2.PushRequest(header=header, options=first.options, sections=first.sections)
+        whole = embedding_pb2.PushRequest(
+            header=header, options=first.options, sections=first.sections, contribution=first.contribution
+        )
         whole.row_ids = b"".join(chunk.row_ids for chunk in self._chunks)
         whole.rows = b"".join(chunk.rows for chunk in self._chunks)
         self._chunks = []

@@ -14,14 +14,17 @@ from shardam_kernels.factors import AdamOptions
 from shardam_proto.registry import ClusterEntry
 from shardam_proto.schema import Constant, Normal, TableSpec, Uniform
 from shardam_proto.v1 import common_pb2
-from shardam_server.shard.clients import Origin, Outcome
+from shardam_server.shard.clients import Outcome
+from shardam_server.shard.groups.entries import GroupEntry
 from shardam_server.shard.journal.base_writer import BaseCopy, BaseReport
 from shardam_server.shard.journal.options import JournalOptions
 from shardam_server.shard.journal.store import StateStore
 from shardam_server.shard.last_numbers import settle_number
-from shardam_server.shard.records import CpuDevice, Float32s
+from shardam_server.shard.records import CpuDevice, Device
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection, RowWrite, Table, table_from_info
+from shardam_testing.group_changes import group_changes
+from shardam_testing.state_changes import Change, find, origin, part_bits, rows
 
 DEVICE = CpuDevice(num_threads=1)
 CLUSTER = ClusterEntry("c0ffee", 1, 7)
@@ -39,38 +42,17 @@ SPECS = (
 CLIENTS = (b"a" * 16, b"b" * 16)
 OTHER_CLIENT = b"o" * 16
 
-Change = Callable[[ShardState], object]
-"""Makes exactly one change."""
-
 
 def new_state() -> ShardState:
     return ShardState(DEVICE)
 
 
-def make_tables() -> list[Table]:
+def make_tables(device: Device = DEVICE) -> list[Table]:
     infos = [
         common_pb2.TableInfo(spec=spec.to_proto(), table_id=2**61 + place, table_seed=90 + place)
         for place, spec in enumerate(SPECS)
     ]
-    return [table_from_info(info, DEVICE.make_records) for info in infos]
-
-
-def find(state: ShardState, name: str) -> Table:
-    table = state.find_table(name)
-    assert table is not None, name
-    return table
-
-
-def origin(state: ShardState, client_id: bytes) -> Origin:
-    """The next number of a client, with a digest of its own."""
-    entry = state.clients.find(client_id)
-    assert entry is not None
-    number = entry.last_number + 1
-    return Origin(client_id, number, b"digest %d" % number)
-
-
-def rows(rng: np.random.Generator, num_rows: int, dim: int) -> Float32s:
-    return rng.standard_normal((num_rows, dim)).astype(np.float32)
+    return [table_from_info(info, device.make_records) for info in infos]
 
 
 def push(rng: np.random.Generator, *names: str, client_id: bytes = CLIENTS[0], num_rows: int = 6) -> Change:
@@ -156,6 +138,7 @@ def every_change(seed: int = 0) -> list[Change]:
         push(rng, "words"),
         lambda state: state.forget_idle_clients(now=1e12),  # the clients that do not send heartbeats
         push(rng, "words", num_rows=0),
+        *group_changes(rng),
         push(rng, "users", "tags"),
     ]
 
@@ -167,15 +150,18 @@ class AllBits:
     change_number: int
     tables: dict[str, tuple[object, ...]]
     clients: Sequence[tuple[object, ...]]
+    groups: Sequence[GroupEntry]
+    parts: Sequence[tuple[object, ...]]
 
 
 def all_bits(state: ShardState) -> AllBits:
     tables = {table.spec.name: _table_bits(table) for table in state.tables()}
     clients = [
-        (client_id, entry.last_number, entry.closed, entry.settled, entry.heartbeats, dict(entry.outcomes))
+        (client_id, entry.last_number, entry.closed, entry.settled, entry.heartbeats, dict(entry.outcomes), entry.clock)
         for client_id, entry in state.clients
     ]
-    return AllBits(state.change_number, tables, clients)
+    groups = [dataclasses.replace(entry) for entry in state.groups]
+    return AllBits(state.change_number, tables, clients, groups, [part_bits(part) for part in state.groups.parts()])
 
 
 def _table_bits(table: Table) -> tuple[object, ...]:

@@ -8,8 +8,9 @@ import threading
 
 import numpy as np
 import pytest
+from shardam_testing.random_faults import RandomFaults
 from shardam_testing.scripted_client import ScriptedClient, ids_of_shard, scripted_client
-from shardam_testing.scripted_shards import FAIL_BEFORE, HOLD, INFO, LOSE_ANSWER, SWALLOW, Fault, ScriptedShard
+from shardam_testing.scripted_shards import FAIL_BEFORE, HOLD, INFO, LOSE_ANSWER, SWALLOW
 
 from shardam import _backoff, _messages
 from shardam._reads import read_weights
@@ -21,39 +22,8 @@ NUM_CHANGES = 90
 CHUNK = 4096
 DIM = 8
 
-RATES: dict[str, float] = {LOSE_ANSWER: 0.06, FAIL_BEFORE: 0.06, SWALLOW: 0.01, HOLD: 0.1}
-REFUSALS = {"QUEUE_FULL": 0.05, "NOT_READY": 0.05, "ROW_LIMIT": 0.04}
-RESTARTS = 0.02
-
 LATE = (QueueFull, ShardNotReady, ShardUnreachable)
 """What is raised when faults, or a slow machine, took more than the time-out."""
-
-
-class RandomFaults(collections.deque[Fault]):
-    """Never used up, and mostly no fault at all."""
-
-    def __init__(self, shard: ScriptedShard, seed: int) -> None:
-        super().__init__([None])
-        self._shard = shard
-        self._random = random.Random(seed)
-
-    def popleft(self) -> Fault:
-        if self._random.random() < RESTARTS:
-            self._shard.restart()  # within the shard's lock: the present message still counts
-            self._shard.fired["restart"] += 1
-        draw = self._random.random()
-        for name, rate in {**RATES, **REFUSALS}.items():
-            draw -= rate
-            if draw < 0:
-                match name:
-                    case "QUEUE_FULL":
-                        return QueueFull("full")
-                    case "NOT_READY":
-                        return ShardNotReady("drains")
-                    case "ROW_LIMIT":
-                        return RowLimit("no room for new rows")
-                return name
-        return None
 
 
 class RandomCuts(collections.deque[int]):

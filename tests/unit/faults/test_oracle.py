@@ -8,61 +8,20 @@ import numpy as np
 import pytest
 from shardam_testing.faults.comparison import RUN_FIELDS, differences
 from shardam_testing.faults.fault_free import expected_rows
+from shardam_testing.faults.memory_shard import MemoryShard
 from shardam_testing.faults.oracle import Oracle
-from shardam_testing.faults.oracle_table import TableRows
 from shardam_testing.faults.sequence import TABLES, Assign, Change, Delete, make_change
 
-from shardam_proto.v1 import common_pb2, journal_pb2
+from shardam_proto.v1 import journal_pb2
 from shardam_server.shard.clients import Origin
-from shardam_server.shard.journal.interface import Arrays
 from shardam_server.shard.last_numbers import CLOSED_BY_HOME, settle_number
-from shardam_server.shard.records import CpuDevice
-from shardam_server.shard.state import ShardState
-from shardam_server.shard.table import GradientSection, RowWrite, Table, table_from_info
+from shardam_server.shard.table import GradientSection, RowWrite
 
-DEVICE = CpuDevice(num_threads=1)
 CLIENT, OTHER = b"c" * 16, b"d" * 16
 
 
-class MemoryJournal:
-    """Keeps records as a file would: as bytes."""
-
-    def __init__(self) -> None:
-        self.records: list[tuple[bytes, bytes]] = []
-
-    def append(self, record: journal_pb2.JournalRecord, arrays: Arrays) -> None:
-        self.records.append((record.SerializeToString(), b"".join(array.tobytes() for array in arrays)))
-
-    def retract(self) -> None:
-        self.records.pop()
-
-    def fail(self, why: str) -> str:
-        return why
-
-    async def durable(self) -> None: ...
-
-
-class Trained:
-    """A shard's state with a journal, without a process around it."""
-
-    def __init__(self) -> None:
-        self.journal = MemoryJournal()
-        self.state = ShardState(DEVICE)
-        self.state.journal = self.journal
-        infos = [
-            common_pb2.TableInfo(spec=spec.to_proto(), table_id=100 + place, table_seed=7 * place)
-            for place, spec in enumerate(TABLES)
-        ]
-        self.state.install([table_from_info(info, DEVICE.make_records) for info in infos])
-
-    def open(self, *client_ids: bytes) -> None:
-        for client_id in client_ids:
-            self.state.open_client(client_id)
-
-    def table(self, name: str) -> Table:
-        table = self.state.find_table(name)
-        assert table is not None
-        return table
+class Trained(MemoryShard):
+    """A shard that is changed as workers change it."""
 
     def change(self, client_id: bytes, number: int, change: Change) -> None:
         origin = Origin(client_id, number, b"digest")
@@ -79,28 +38,13 @@ class Trained:
                 ]
                 self.state.push(sections, origin)
 
-    def oracle(self, places: Sequence[int] | None = None) -> Oracle:
-        """Replays the journal, or the records at some places of it."""
+    def replay(self, places: Sequence[int]) -> Oracle:
+        """Replays the records at some places of the journal."""
         oracle = Oracle()
-        for place in range(len(self.journal.records)) if places is None else places:
+        for place in places:
             message, data = self.journal.records[place]
             oracle.apply(journal_pb2.JournalRecord.FromString(message), data)
         return oracle
-
-    def rows(self, name: str) -> TableRows:
-        batch, _ = self.table(name).scan(0, 10**6, include_optimizer=True)
-        assert batch.exp_avg is not None
-        assert batch.exp_avg_sq is not None
-        rows = TableRows(
-            batch.row_ids,
-            batch.weight,
-            batch.exp_avg,
-            batch.exp_avg_sq,
-            batch.step,
-            batch.last_touched_step,
-            batch.change_number.astype(np.int64),
-        )
-        return rows.sorted()
 
 
 def test_a_replay_in_numpy_gives_the_bits_steps_and_counters_of_the_state() -> None:
@@ -144,7 +88,7 @@ def test_a_missing_a_doubled_and_a_moved_record_are_found() -> None:
     num_records = len(trained.journal.records)
     for places in ([*range(3), *range(4, num_records)], [*range(4), *range(3, num_records)], [1, 0]):
         with pytest.raises(AssertionError):
-            trained.oracle(places)
+            trained.replay(places)
 
 
 def test_a_number_applied_twice_is_found_even_if_change_numbers_fit() -> None:

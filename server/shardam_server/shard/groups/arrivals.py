@@ -20,7 +20,7 @@ class Arrival:
     Attributes:
         client_id: the member's client.
         number: the client's number.
-        peaks: table id -> the largest magnitude of its gradients on any shard, unscaled.
+        peaks: table id -> the largest peak of its gradients on any shard; see MergedGradient.
         refusal: why a shard refused its part; None: all are staged.
     """
 
@@ -44,7 +44,7 @@ class Proposal:
 
 
 def missing_ranks(group: Group, arrived: Iterable[bytes]) -> list[int]:
-    """Returns the ranks that a group's next step waits for, ascending."""
+    """Returns the ranks that a group's next step waits for, ascending: members on their way, and ranks still to join."""
     clients = set(arrived)
     late = [member.rank for member in group.members if member.client_id not in clients]
     return sorted({*late, *group.missing_ranks()})
@@ -59,15 +59,20 @@ def propose(group: Group, step: int, arrivals: Mapping[bytes, Arrival], parts: M
         arrivals: client id -> arrival, of members.
         parts: client id -> part that is staged on home.
     """
-    if missing_ranks(group, arrivals):
+    if len(arrivals) < len(group.members) or missing_ranks(group, arrivals):
         return None
-    contributions = _contributions(group, arrivals, parts)
-    refusal = _first_refusal(group, arrivals) or _mismatch(group, step, contributions, parts)
+    refusal = _first_refusal(group, arrivals)
+    if refusal is None:
+        staged = _staged(group, step, arrivals, parts)
+        if len(staged) < len(group.members):
+            return None  # a part that is not here could not be counted
+        refusal = _mismatch(group, step, staged)
     if refusal is not None:
-        return Proposal(Decision(group.name, step, contributions, "refused", refusal))
+        return Proposal(refuse(group, step, arrivals, parts, refusal))
+    contributions = _contributions(group, arrivals, parts)
     if all(one.kind == "abstain" for one in contributions):
         return Proposal(Decision(group.name, step, contributions, "abstained"))
-    return Proposal(Decision(group.name, step, contributions, "applied"), _needs_check(arrivals.values()))
+    return Proposal(Decision(group.name, step, contributions, "applied"), _needs_check(staged, arrivals))
 
 
 def give_up(
@@ -77,8 +82,8 @@ def give_up(
     missing = missing_ranks(group, arrivals)
     ranks = ", ".join(map(str, missing))
     message = (
-        f"step {step} of group {group.name!r} was given up: rank {ranks} did not arrive within {waited_s:g} s; look at that "
-        "worker, or start shards with a longer --step-timeout-s"
+        f"step {step} of group {group.name!r} was given up: {'rank' if len(missing) == 1 else 'ranks'} {ranks} did not arrive "
+        f"within {waited_s:g} s; look at what these workers do, or start shards with a longer --step-timeout-s"
     )
     metadata = {"group": group.name, "step": str(step), "ranks": ranks}
     return refuse(group, step, arrivals, parts, Refusal("STEP_TIMEOUT", message, metadata))
@@ -103,40 +108,48 @@ def _contributions(
     return tuple(contributions)
 
 
+def _staged(group: Group, step: int, arrivals: Mapping[bytes, Arrival], parts: Mapping[bytes, StagedPart]) -> list[StagedPart]:
+    """Returns the parts that members arrived with, by rank, as far as they are here."""
+    found = [parts[member.client_id] for member in group.members if member.client_id in parts]
+    return [part for part in found if (part.origin.number, part.step) == (arrivals[part.origin.client_id].number, step)]
+
+
 def _first_refusal(group: Group, arrivals: Mapping[bytes, Arrival]) -> Refusal | None:
     for member in group.members:
-        arrival = arrivals[member.client_id]
-        if arrival.refusal is not None:
-            refusal = arrival.refusal
+        refusal = arrivals[member.client_id].refusal
+        if refusal is not None:
             message = f"rank {member.rank} of group {group.name!r}: {refusal.message}"
             return Refusal(refusal.reason, message, {**refusal.metadata, "rank": str(member.rank)})
     return None
 
 
-def _mismatch(
-    group: Group, step: int, contributions: Iterable[Contribution], parts: Mapping[bytes, StagedPart]
-) -> Refusal | None:
+def _mismatch(group: Group, step: int, parts: Iterable[StagedPart]) -> Refusal | None:
     """Finds hyper-parameters of one table that are not bit-equal on all ranks."""
     first: dict[int, tuple[int, MergedGradient]] = {}
-    for one in contributions:
-        part = parts.get(one.client_id)
-        for table_id, gradient in ({} if part is None else part.tables).items():
-            rank, former = first.setdefault(table_id, (one.rank, gradient))
-            mine, theirs = (gradient.options, gradient.grad_scale), (former.options, former.grad_scale)
-            if mine != theirs:
+    for part in parts:
+        for table_id, gradient in part.tables.items():
+            rank, former = first.setdefault(table_id, (part.rank, gradient))
+            if gradient.hyper_parameters != former.hyper_parameters:
                 message = (
-                    f"step {step} of group {group.name!r}: table id {table_id} has other hyper-parameters on rank {one.rank} "
-                    f"({gradient.options}, grad_scale={gradient.grad_scale!r}) than on rank {rank} ({former.options}, "
-                    f"grad_scale={former.grad_scale!r}); all ranks must step with the same, to the last bit"
+                    f"step {step} of group {group.name!r}: table {gradient.table!r} has other hyper-parameters on rank "
+                    f"{part.rank} ({gradient.hyper_parameters}) than on rank {rank} ({former.hyper_parameters}); all ranks "
+                    "must step with the same, to the last bit"
                 )
-                metadata = {"group": group.name, "step": str(step), "table_id": str(table_id), "ranks": f"{rank}, {one.rank}"}
+                ranks = f"{rank}, {part.rank}"
+                metadata = {"group": group.name, "step": str(step), "table": gradient.table, "ranks": ranks}
                 return Refusal("GROUP_MISMATCH", message, metadata)
     return None
 
 
-def _needs_check(arrivals: Iterable[Arrival]) -> bool:
+def _needs_check(parts: Iterable[StagedPart], arrivals: Mapping[bytes, Arrival]) -> bool:
+    """True: what members told of their gradients does not prove that a sum over them can be applied."""
     sums: dict[int, float] = {}
-    for arrival in arrivals:
-        for table_id, peak in arrival.peaks.items():
+    for part in parts:
+        peaks = arrivals[part.origin.client_id].peaks
+        if part.tables.keys() - peaks.keys():
+            return True
+        for table_id, peak in peaks.items():
+            if not peak >= 0:  # no magnitude: it would hide another rank's; NaN is none, either
+                return True
             sums[table_id] = sums.get(table_id, 0.0) + peak
-    return any(not total < SURE_LIMIT for total in sums.values())
+    return any(total >= SURE_LIMIT for total in sums.values())

@@ -8,20 +8,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from shardam_proto.errors import GroupMismatch, RowLimit, SequenceError, ShardamError, ShardNotReady
-from shardam_server.shard.clients import Origin, Outcome
-from shardam_server.shard.groups.entries import GroupEntry, MergedGradient, StagedPart
+from shardam_proto.errors import BadOption, GroupMismatch, JournalDamaged, ShardamError, ShardNotReady
+from shardam_server.shard.clients import ANY_CONTENT, Origin, Outcome, number_reused
+from shardam_server.shard.groups.entries import GroupEntry, StagedPart
 from shardam_server.shard.groups.parts import counted_parts, merge_section, merged_sections
+from shardam_server.shard.groups.roster import stepped
 from shardam_server.shard.groups.values import Decision, Group, Kind, Refusal, StepResult
 from shardam_server.shard.journal import change_records
 from shardam_server.shard.row_limits import check_room
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.table import GradientSection, RecordedStep, StagedTableStep, Table
-
-DECIDED = b"decided"
-"""Digest of a number that a decision closed on a shard that had no part of it."""
+from shardam_server.shard.table import GradientSection, RecordedStep, StagedTableStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +54,23 @@ class Staging:
     repeated: bool = False
 
 
+def update_group(state: ShardState, group: Group, step: int, decision: Decision | None) -> GroupEntry:
+    """Takes over all that home tells of a group: its last decision first, which counts members that may be gone since.
+
+    Args:
+        state: the shard's.
+        group: as home has it.
+        step: its last decided step.
+        decision: of that step; None: none yet.
+
+    Raises:
+        ShardamError: as decide.
+    """
+    if decision is not None and state.groups.find(group.name) is not None:
+        decide(state, decision)
+    return set_group(state, group, step)
+
+
 def set_group(state: ShardState, group: Group, step: int) -> GroupEntry:
     """Takes over a group's members; a version that is not newer changes nothing.
 
@@ -80,6 +93,7 @@ def stage(state: ShardState, part: IncomingPart) -> Staging:
     """Keeps a member's part until its step is decided, or answers its repeat.
 
     Raises:
+        ClientClosed: the client is unknown, or has left or was dropped.
         NotAMember: the client is a member of no group.
         GroupMismatch: its group is not sync, or it has another rank there.
         ShardNotReady: an earlier step is not carried out here yet (retryable).
@@ -91,8 +105,8 @@ def stage(state: ShardState, part: IncomingPart) -> Staging:
     if former is not None:
         return Staging({}, former, repeated=True)
     staged = state.groups.part(client_id)
-    if staged is not None and staged.origin.number == part.origin.number:
-        return _repeat(staged, part.origin)
+    if staged is not None:
+        return _repeat(staged, part)
     entry, member = state.groups.require_member(client_id)
     if entry.group.terms.mode != "sync" or member.rank != part.rank:
         raise GroupMismatch(
@@ -100,67 +114,59 @@ def stage(state: ShardState, part: IncomingPart) -> Staging:
             f"says rank {part.rank} of a sync group"
         )
     if part.step <= entry.step:
-        return Staging({}, _close_late(state, entry, part))
+        return Staging({}, close_late(state, part.origin, _late_result(entry, part.step, part.rank)))
     if part.step > entry.step + 1:
         raise ShardNotReady(f"step {part.step} comes after step {entry.step} of group {entry.group.name!r} here; try again")
-    return _stage_new(state, entry, part)
+    return _stage_new(state, entry.group, part)
 
 
-def _repeat(staged: StagedPart, origin: Origin) -> Staging:
-    if staged.origin.digest != origin.digest:
-        raise SequenceError(
-            f"number {origin.number} was used with another content; a change needs a number of its own",
-            reason="SEQUENCE_REUSED",
-            metadata={"last": str(origin.number), "number": str(origin.number)},
-        )
+def _repeat(staged: StagedPart, part: IncomingPart) -> Staging:
+    """Answers the repeat of a staged part, which has its client's next number, as the repeat has."""
+    if (staged.origin.digest, staged.step, staged.rank, staged.kind) != (part.origin.digest, part.step, part.rank, part.kind):
+        raise number_reused(part.origin.number, part.origin.number - 1)
     return Staging(_peaks(staged), repeated=True)
 
 
-def _close_late(state: ShardState, entry: GroupEntry, part: IncomingPart) -> Outcome:
-    """Closes the number of a contribution to a step that was decided without it; nothing of it is applied."""
-    refusal = None if entry.decision is None else entry.decision.refusal
-    if refusal is None or entry.step != part.step:
+def _late_result(entry: GroupEntry, step: int, rank: int) -> StepResult:
+    """Returns how a step ended for a contribution that came after its decision, or was staged and not counted."""
+    decision, name = entry.decision, entry.group.name
+    refusal = decision.refusal if decision is not None and decision.step == step else None
+    if refusal is None:
         refusal = Refusal(
             "STEP_TIMEOUT",
-            f"step {part.step} of group {entry.group.name!r} was decided without rank {part.rank}; its gradient was dropped, "
-            f"and the group goes on with step {entry.step + 1}",
-            {"group": entry.group.name, "rank": str(part.rank), "step": str(part.step)},
+            f"step {step} of group {name!r} was decided without rank {rank}; its gradient was dropped, and the group goes on "
+            f"with step {entry.step + 1}",
+            {"group": name, "rank": str(rank), "step": str(step)},
         )
-    result = StepResult(part.step, "refused", 0, {}, refusal)
+    return StepResult(step, "refused", 0, {}, refusal)
+
+
+def close_late(state: ShardState, origin: Origin, result: StepResult) -> Outcome:
+    """Closes the number of a contribution that came too late; nothing of it is applied."""
     outcome = Outcome(result=result)
-    with state.journaled(change_records.close_record(state.change_number + 1, part.origin, {}, result)):
-        state.close_number(part.origin, outcome)
+    with state.journaled(change_records.close_record(state.change_number + 1, origin, {}, result)):
+        state.close_number(origin, outcome)
     return outcome
 
 
-def _stage_new(state: ShardState, entry: GroupEntry, part: IncomingPart) -> Staging:
-    merged = {section.table.table_id: merge_section(section) for section in part.sections}
-    tables = [section.table for section in part.sections]
-    new = StagedPart(part.origin, entry.group.name, part.step, part.rank, part.kind, merged)
-    with state.write_locks(tables):
-        for table, num_new in _new_rows(state, tables, merged):
-            table.reserve(num_new)
-        with state.journaled(change_records.part_record(state.change_number + 1, new, part.sections)):
-            state.groups.put_part(new)
+def _stage_new(state: ShardState, group: Group, part: IncomingPart) -> Staging:
+    if part.sections and part.kind != "gradient":
+        raise BadOption(f"a contribution of kind {part.kind!r} names no table, this one names {len(part.sections)}")
+    merged = {section.table.table_id: merge_section(section, state.device.num_threads) for section in part.sections}
+    new = StagedPart(part.origin, group.name, part.step, part.rank, part.kind, merged)
+    named = [(section.table, merged[section.table.table_id].row_ids) for section in part.sections]
+    # Room is made now: a decided step must not be refused.
+    num_new = {table: count for table, count in state.pending_rows.count(state.change_number, named) if count}
+    check_room(list(num_new.items()), state.num_rows, state.max_rows)
+    growing = [table for table, _ in named if table in num_new]
+    with state.write_locks(growing):
+        for table in growing:
+            table.reserve(num_new[table])
+    state.pending_rows.add(named)
+    with state.journaled(change_records.part_record(state.change_number + 1, new, part.sections)):
+        state.groups.put_part(new)
+    state.pending_rows.keep(state.change_number)
     return Staging(_peaks(new))
-
-
-def _new_rows(state: ShardState, tables: Sequence[Table], merged: Mapping[int, MergedGradient]) -> list[tuple[Table, int]]:
-    """Counts the rows that all staged parts and this one will create in its tables.
-
-    Raises:
-        RowLimit: too many; a decision must not fail.
-    """
-    parts = [*(part.tables for part in state.groups.parts()), merged]
-    gradients = {table: [part[table.table_id] for part in parts if table.table_id in part] for table in tables}
-    counted = [(table, sum(gradient.num_new for gradient in ones)) for table, ones in gradients.items()]
-    try:
-        check_room(counted, state.num_rows, state.max_rows)
-    except RowLimit:  # ranks may name the same new rows
-        row_ids = {table: np.concatenate([gradient.row_ids for gradient in ones]) for table, ones in gradients.items()}
-        counted = [(table, table.count_new(np.unique(ids))) for table, ids in row_ids.items()]
-        check_room(counted, state.num_rows, state.max_rows)
-    return counted
 
 
 def _peaks(part: StagedPart) -> dict[int, float]:
@@ -168,9 +174,9 @@ def _peaks(part: StagedPart) -> dict[int, float]:
 
 
 def decide(state: ShardState, decision: Decision, recorded: Mapping[int, RecordedStep] | None = None) -> GroupEntry:
-    """Carries out a decided step: merges exactly its parts, applies them once, closes its numbers, drops other parts of it.
+    """Carries out a decided step: merges exactly its parts, applies them once, and closes its numbers.
 
-    A step that is carried out already is passed over.
+    Other parts of the step are dropped, and their numbers closed as late. A step that is carried out already is passed over.
 
     Args:
         state: the shard's.
@@ -179,15 +185,23 @@ def decide(state: ShardState, decision: Decision, recorded: Mapping[int, Recorde
 
     Raises:
         ShardNotReady: the group is not known here, or an earlier step is missing.
-        ShardamError: a part is missing, or the step cannot be applied; nothing has changed.
+        GroupMismatch: this step was carried out here as another decision.
+        JournalDamaged: the decision is replayed, and stepped other tables.
+        ShardamError: a part is missing, or the step cannot be applied. Nothing has changed in each case.
     """
     entry = state.groups.find(decision.group)
     if entry is None or decision.step > entry.step + 1:
         last = "not known" if entry is None else f"at step {entry.step}"
         raise ShardNotReady(f"group {decision.group!r} is {last} here, step {decision.step} cannot be carried out; try again")
     if decision.step <= entry.step:
+        _check_same(entry, decision)
         return entry
     sections = sections_of(state, decision, recorded)
+    if recorded is not None and recorded.keys() != {section.table.table_id for section in sections}:
+        raise JournalDamaged(
+            f"step {decision.step} of group {decision.group!r} stepped tables {sorted(recorded)}, its parts name "
+            f"{[section.table.table_id for section in sections]}"
+        )
 
     def record(steps: Sequence[StagedTableStep]) -> change_records.Change:
         return change_records.decision_record(state.change_number + 1, decision, sections, steps)
@@ -202,6 +216,14 @@ def decide(state: ShardState, decision: Decision, recorded: Mapping[int, Recorde
         with state.journaled(record([])):
             close({})
     return entry
+
+
+def _check_same(entry: GroupEntry, decision: Decision) -> None:
+    if entry.decision is not None and entry.decision.step == decision.step and entry.decision != decision:
+        raise GroupMismatch(
+            f"step {decision.step} of group {decision.group!r} was carried out here as {entry.decision}, now home says "
+            f"{decision}: one of the two shards came back without changes that it had acknowledged"
+        )
 
 
 def sections_of(
@@ -244,17 +266,23 @@ def check_here(state: ShardState, decision: Decision) -> Refusal | None:
 
 
 def _close(state: ShardState, entry: GroupEntry, decision: Decision, steps: Mapping[int, int]) -> None:
-    contributions = decision.contributions
-    result = StepResult(decision.step, decision.end, len(contributions), dict(steps), decision.refusal)
-    outcome = Outcome(steps=dict(steps), result=result)
-    restart_counts = [entry.group.complete_restart_count]
-    for one in contributions:
+    """Notes that a step is carried out, and how it ended for each part; cannot fail."""
+    entry.step, entry.decision, entry.group = decision.step, decision, stepped(entry.group, decision)
+    result = StepResult(decision.step, decision.end, len(decision.contributions), dict(steps), decision.refusal)
+    counted = set()
+    for one in decision.contributions:
         part = state.groups.part(one.client_id)
-        digest = part.origin.digest if part is not None and part.origin.number == one.number else DECIDED
-        state.close_number(Origin(one.client_id, one.number, digest), outcome)
-        member = entry.group.member(one.client_id)
-        if member is not None:
-            restart_counts.append(member.restart_count)
-    state.groups.drop_parts(decision.group, decision.step)
-    entry.step, entry.decision = decision.step, decision
-    entry.group = dataclasses.replace(entry.group, complete_restart_count=max(restart_counts))
+        known = part is not None and part.origin.number == one.number
+        origin = part.origin if part is not None and known else Origin(one.client_id, one.number, ANY_CONTENT)
+        _close_number(state, origin, result)
+        counted.add((one.client_id, one.number))
+    for part in state.groups.drop_parts(decision.group, decision.step):
+        if (part.origin.client_id, part.origin.number) not in counted:
+            _close_number(state, part.origin, _late_result(entry, part.step, part.rank))
+
+
+def _close_number(state: ShardState, origin: Origin, result: StepResult) -> None:
+    """Closes a contribution's number. Its tables stepped by the decision: a number that is made up for elsewhere steps none."""
+    client = state.clients.find(origin.client_id)
+    if client is not None and client.last_number < origin.number:
+        state.close_number(origin, Outcome(result=result))

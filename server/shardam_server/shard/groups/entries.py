@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.errors import NotAMember
-from shardam_server.shard.clients import Origin
+from shardam_server.shard.clients import Origin, number_reused
 from shardam_server.shard.groups.values import Decision, Group, Kind, Member
 from shardam_server.shard.records import Float32s, Int64s
 
@@ -17,20 +17,26 @@ class MergedGradient:
     """One table's gradient of one part, summed by row.
 
     Attributes:
+        table: the table's name, for messages.
         row_ids: int64 [U], distinct, without the padding row.
         gradients: float32 [U, dim]; each the left-to-right sum of its row's gradients, neither unscaled nor divided.
         options: hyper-parameters.
         grad_scale: loss scale of the gradients.
-        peak: largest magnitude once unscaled.
-        num_new: rows of it that did not exist when it was staged.
+        peak: largest magnitude, as it is or unscaled, whichever is more: what ranks' peaks add up to bounds each sum over the
+            ranks, before and after it is unscaled.
     """
 
+    table: str
     row_ids: Int64s
     gradients: Float32s
     options: AdamOptions
     grad_scale: float
     peak: float
-    num_new: int
+
+    @property
+    def hyper_parameters(self) -> str:
+        """Options and loss scale as a message says them: equal for two gradients if, and only if, every bit of them is."""
+        return f"{self.options}, grad_scale={self.grad_scale!r}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +85,7 @@ class Groups:
 
     def __init__(self) -> None:
         self._entries: dict[str, GroupEntry] = {}
+        self._members: dict[bytes, tuple[str, Member]] = {}
         self._parts: dict[bytes, StagedPart] = {}
 
     def __iter__(self) -> Iterator[GroupEntry]:
@@ -93,11 +100,8 @@ class Groups:
 
     def of_client(self, client_id: bytes) -> tuple[GroupEntry, Member] | None:
         """Returns the group that a client is a member of, and its membership, or None."""
-        for entry in list(self._entries.values()):
-            member = entry.group.member(client_id)
-            if member is not None:
-                return entry, member
-        return None
+        found = self._members.get(client_id)
+        return None if found is None else (self._entries[found[0]], found[1])
 
     def require_member(self, client_id: bytes) -> tuple[GroupEntry, Member]:
         """Returns the group that a client is a member of, and its membership.
@@ -108,7 +112,7 @@ class Groups:
         found = self.of_client(client_id)
         if found is None:
             raise NotAMember(
-                f"client {client_id.hex()} is a member of no group here: it was dropped, or has not joined; join again"
+                f"client {client_id.hex()} is a member of no group here: it was dropped, or has not joined; connect again"
             )
         return found
 
@@ -123,8 +127,12 @@ class Groups:
             NotAMember: there is one, and the change does not come from a member.
         """
         group = self.exclusive()
-        if group is not None and (origin is None or group.member(origin.client_id) is None):
+        if group is not None and (origin is None or not self._is_member(group, origin.client_id)):
             raise _outsider(group)
+
+    def _is_member(self, group: Group, client_id: bytes) -> bool:
+        found = self._members.get(client_id)
+        return found is not None and found[0] == group.name
 
     def check_push(self) -> None:
         """Refuses a push that is no contribution to a step while there is a sync group.
@@ -135,6 +143,16 @@ class Groups:
         group = self.exclusive()
         if group is not None:
             raise _outsider(group)
+
+    def check_number(self, origin: Origin) -> None:
+        """Refuses a change under the number of its client's staged part, which the part's step will close.
+
+        Raises:
+            SequenceError: it has this number.
+        """
+        part = self._parts.get(origin.client_id)
+        if part is not None and part.origin.number == origin.number:
+            raise number_reused(origin.number, origin.number - 1)
 
     def part(self, client_id: bytes) -> StagedPart | None:
         """Returns a client's staged part, or None; a client has at most one."""
@@ -148,7 +166,11 @@ class Groups:
 
     def put(self, entry: GroupEntry) -> None:
         """Adds or replaces a group."""
-        self._entries[entry.group.name] = entry
+        name = entry.group.name
+        self._entries[name] = entry
+        others = {client_id: found for client_id, found in self._members.items() if found[0] != name}
+        # Another object, so that other threads see the members before or after.
+        self._members = others | {member.client_id: (name, member) for member in entry.group.members}
 
     def put_part(self, part: StagedPart) -> None:
         """Adds a client's part."""
@@ -158,11 +180,12 @@ class Groups:
         """Drops a client's part, if there is one."""
         self._parts.pop(client_id, None)
 
-    def drop_parts(self, name: str, step: int) -> None:
-        """Drops a group's parts up to a step."""
-        for client_id, part in list(self._parts.items()):
-            if part.group == name and part.step <= step:
-                del self._parts[client_id]
+    def drop_parts(self, name: str, step: int) -> list[StagedPart]:
+        """Drops a group's parts up to a step and returns them."""
+        dropped = [part for part in self._parts.values() if part.group == name and part.step <= step]
+        for part in dropped:
+            del self._parts[part.origin.client_id]
+        return dropped
 
 
 def _outsider(group: Group) -> NotAMember:

@@ -17,11 +17,12 @@ from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups import roster
 from shardam_server.shard.groups.arrivals import missing_ranks
 from shardam_server.shard.groups.changes import set_group
+from shardam_server.shard.groups.clocks import clock_of, slowest_clock
 from shardam_server.shard.groups.delivery import Delivery
 from shardam_server.shard.groups.messages import decode_terms
 from shardam_server.shard.groups.pending import PendingSteps
 from shardam_server.shard.groups.steps import STEP_TIMEOUT_S, HomeSteps, require_home
-from shardam_server.shard.groups.values import NEVER_COMPLETE, Group
+from shardam_server.shard.groups.values import Group
 
 logger = logging.getLogger(__name__)
 
@@ -110,9 +111,11 @@ class HomeGroups:
         entry = state.groups.find(asked.group)
         group = Group(asked.group, asked.terms, former_version) if entry is None else entry.group
         step = former_step if entry is None else entry.step
-        first_step = step + 1 if asked.terms.mode == "sync" else self._lowest_clock(group) + 1
+        begins_after = step
+        if asked.terms.mode == "bounded":
+            begins_after = slowest_clock(state, group) if group.members else 0
         others = [other.group for other in state.groups if other.group.name != asked.group]
-        joined = roster.join(group, others, asked, first_step, self._silences(group))
+        joined = roster.join(group, others, asked, begins_after + 1, self._silences(group))
         if joined.group is not group:
             set_group(state, joined.group, step)
             member = joined.group.member(asked.client_id)
@@ -123,17 +126,6 @@ class HomeGroups:
         now, clients = time.monotonic(), self._shard.state.clients
         entries = {member.client_id: clients.find(member.client_id) for member in group.members}
         return {client_id: math.inf if one is None else now - one.last_contact for client_id, one in entries.items()}
-
-    def _lowest_clock(self, group: Group) -> int:
-        if group.complete_restart_count == NEVER_COMPLETE:
-            return min((member.first_step - 1 for member in group.members), default=0)
-        return min((self._clock(group, member.client_id) for member in group.members), default=0)
-
-    def _clock(self, group: Group, client_id: bytes) -> int:
-        """Returns the clock of a member of a bounded group on this shard."""
-        member, entry = group.member(client_id), self._shard.state.clients.find(client_id)
-        joined_with = 0 if member is None else member.first_step - 1
-        return max(joined_with, 0 if entry is None else entry.clock)
 
     async def release(self, client_id: bytes) -> None:
         """Takes a client out of its group before it is closed; its group goes on without it."""
@@ -202,7 +194,7 @@ class HomeGroups:
 
     def clocks(self, group: Group) -> dict[bytes, int]:
         """Returns the clocks of a bounded group's members on this shard."""
-        return {member.client_id: self._clock(group, member.client_id) for member in group.members}
+        return {member.client_id: clock_of(self._shard.state, member) for member in group.members}
 
 
 async def _nobody(client_id: bytes) -> None:

@@ -64,7 +64,7 @@ def decode_terms(message: group_pb2.GroupTerms) -> GroupTerms:
     """Converts a group's terms.
 
     Raises:
-        BadOption: a mode or reduction that this version does not know, or no ranks.
+        BadOption: a mode or reduction that this version does not know, one that does not go with the other, or no ranks.
     """
     if message.mode not in _MODES or message.reduce not in _REDUCES:
         raise BadOption(
@@ -72,7 +72,12 @@ def decode_terms(message: group_pb2.GroupTerms) -> GroupTerms:
         )
     if message.world_size < 1:
         raise BadOption(f"world_size must be at least 1, got {message.world_size}")
-    return GroupTerms(_MODES[message.mode], message.world_size, message.max_staleness, _REDUCES[message.reduce])
+    terms = GroupTerms(_MODES[message.mode], message.world_size, message.max_staleness, _REDUCES[message.reduce])
+    if terms.mode == "sync" and terms.max_staleness:
+        raise BadOption(f"max_staleness is of bounded groups; a sync group has none, got {terms.max_staleness}")
+    if terms.mode == "bounded" and terms.reduce != "mean":
+        raise BadOption(f"reduce is of sync groups; a bounded group merges nothing, got reduce={terms.reduce!r}")
+    return terms
 
 
 def encode_terms(terms: GroupTerms) -> group_pb2.GroupTerms:

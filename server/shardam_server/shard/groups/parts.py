@@ -10,18 +10,23 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shardam_kernels import native
-from shardam_kernels.factors import OptionError, factors
-from shardam_kernels.gradients import GRADIENT_LIMIT
+from shardam_kernels.factors import AdamOptions, OptionError, factors
+from shardam_kernels.gradients import ACCEPT_LIMIT, GRADIENT_LIMIT
 from shardam_proto.errors import BadOption
 from shardam_server.shard.groups.entries import MergedGradient, StagedPart
 from shardam_server.shard.groups.values import Decision, GroupTerms
+from shardam_server.shard.records import Float32s, Int64s
 from shardam_server.shard.table import GradientSection, RecordedStep, Table
 
-SURE_LIMIT = 2.0**63
-"""Peaks of one table that add up to less cannot make a merged gradient that is refused, rounding included."""
+SURE_LIMIT = ACCEPT_LIMIT
+"""Peaks of one table that add up to less cannot make a merged gradient that is refused, rounding included: a group has fewer
+ranks than sums may have terms by that rule (2**22), since a shard keeps far fewer clients."""
+
+PLAIN = factors(AdamOptions(), 1)
+"""Neither unscales nor divides: that comes after the sum over the ranks."""
 
 
-def merge_section(section: GradientSection) -> MergedGradient:
+def merge_section(section: GradientSection, num_threads: int = 1) -> MergedGradient:
     """Sums one section of a part by row, in the order of the push, and checks it.
 
     Raises:
@@ -33,18 +38,32 @@ def merge_section(section: GradientSection) -> MergedGradient:
     table.check_ids(section.row_ids)
     try:
         unscale = np.float32(factors(section.options, 1, grad_scale=section.grad_scale).unscale)
-        plain = factors(section.options, 1)
     except OptionError as error:
         raise BadOption(f"table {table.spec.name!r}: {error}", metadata={"table": table.spec.name}) from error
-    merged = native.merge_gradients(*table.without_padding(section.row_ids, section.gradients), plain)
-    with np.errstate(over="ignore", invalid="ignore"):
-        magnitudes = np.abs(merged.gradients).max(axis=1, initial=0) * unscale
-    bad = ~(magnitudes < GRADIENT_LIMIT)
-    if bad.any():
+    merged = native.merge_gradients(*table.without_padding(section.row_ids, section.gradients), PLAIN, num_threads)
+    peak = _magnitude(merged.gradients)
+    if not _unscaled(peak, unscale) < GRADIENT_LIMIT:
+        bad = [not _unscaled(_magnitude(gradient), unscale) < GRADIENT_LIMIT for gradient in merged.gradients]
         raise table.refuse_gradients(merged.row_ids[bad])
-    peak = float(magnitudes.max(initial=0))
-    num_new = table.count_new(merged.row_ids)
-    return MergedGradient(merged.row_ids, merged.gradients, section.options, section.grad_scale, peak, num_new)
+    return MergedGradient(
+        table.spec.name,
+        merged.row_ids,
+        merged.gradients,
+        section.options,
+        section.grad_scale,
+        float(peak) * max(1.0, float(unscale)),
+    )
+
+
+def _magnitude(gradients: Float32s) -> np.float32:
+    """Returns the largest magnitude, without a copy of the gradients; NaN if one is."""
+    zero = np.float32(0)
+    return np.float32(np.maximum(gradients.max(initial=zero), -gradients.min(initial=zero)))
+
+
+def _unscaled(magnitude: np.float32, unscale: np.float32) -> np.float32:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return magnitude * unscale
 
 
 def counted_parts(decision: Decision, parts: Mapping[bytes, StagedPart]) -> list[StagedPart]:
@@ -92,8 +111,7 @@ def merged_sections(
         sections.append(
             GradientSection(
                 tables[table_id],
-                np.concatenate([gradient.row_ids for gradient in gradients]),
-                np.concatenate([gradient.gradients for gradient in gradients]),
+                *_joined(gradients),
                 gradients[0].options,
                 gradients[0].grad_scale,
                 num_contributions if terms.reduce == "mean" else 1,
@@ -101,3 +119,10 @@ def merged_sections(
             )
         )
     return sections
+
+
+def _joined(gradients: Sequence[MergedGradient]) -> tuple[Int64s, Float32s]:
+    """Returns the ids and gradients of ranks one behind the other; those of a single rank as they are."""
+    if len(gradients) == 1:
+        return gradients[0].row_ids, gradients[0].gradients
+    return np.concatenate([one.row_ids for one in gradients]), np.concatenate([one.gradients for one in gradients])

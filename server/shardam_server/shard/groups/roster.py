@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from shardam_proto.errors import BadOption, GroupMismatch
-from shardam_server.shard.groups.values import Group, GroupTerms, Member
+from shardam_server.shard.groups.values import Decision, Group, GroupTerms, Member
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,21 +54,16 @@ def join(
         silences: client id -> seconds since home heard of it, for the members.
 
     Raises:
-        BadOption: the rank does not fit the world size.
+        BadOption: the group has no name, or the rank does not fit the world size.
         GroupMismatch: the group has agreed on other terms, the rank is taken, or another group is in the way. The metadata's
             silence_s says when home last heard of the member that is: it may be gone, and dropped soon.
     """
     terms = request.terms
+    if not request.group:
+        raise BadOption("a group needs a name; leave group= out for the usual one")
     if not 0 <= request.rank < terms.world_size:
         raise BadOption(f"rank must be 0 to world_size - 1 = {terms.world_size - 1}, got {request.rank}")
-    for other in others:
-        if other.members and "sync" in (other.terms.mode, terms.mode):
-            raise _mismatch(
-                f"group {other.name!r} ({other.terms}) has members, and beside a sync group there is no other; use its name, or "
-                "wait until its members have left",
-                other.members,
-                silences,
-            )
+    _check_others(others, request, silences)
     if group is None or not group.members:
         version = 0 if group is None else group.version
         group = Group(request.group, terms, version)
@@ -79,6 +74,23 @@ def join(
     members = tuple(sorted((*group.members, member), key=lambda one: one.rank))
     joined = dataclasses.replace(group, version=group.version + 1, members=members)
     return Joined(_completed(joined), superseded)
+
+
+def _check_others(others: Iterable[Group], request: JoinRequest, silences: Mapping[bytes, float]) -> None:
+    for other in others:
+        if other.member(request.client_id) is not None:
+            raise _mismatch(
+                f"client {request.client_id.hex()} is in group {other.name!r} already; connect once for each group",
+                other.members,
+                silences,
+            )
+        if other.members and "sync" in (other.terms.mode, request.terms.mode):
+            raise _mismatch(
+                f"group {other.name!r} ({other.terms}) has members, and beside a sync group there is no other; use its name, "
+                "or wait until its members have left",
+                other.members,
+                silences,
+            )
 
 
 def _again(group: Group, request: JoinRequest, silences: Mapping[bytes, float]) -> Joined:
@@ -111,8 +123,8 @@ def _make_way(group: Group, request: JoinRequest, silences: Mapping[bytes, float
         return group, ()
     if holder.restart_count >= request.restart_count:
         raise _mismatch(
-            f"rank {request.rank} of group {group.name!r} is taken by client {holder.client_id.hex()}; each worker has a rank of "
-            "its own. One that is gone is dropped after the lease of clients, or at once when its launcher counts restarts "
+            f"rank {request.rank} of group {group.name!r} is taken by client {holder.client_id.hex()}; each worker has a rank "
+            "of its own. One that is gone is dropped after the lease of clients, or at once when its launcher counts restarts "
             "(TORCHELASTIC_RESTART_COUNT)",
             (holder,),
             silences,
@@ -127,6 +139,22 @@ def _completed(group: Group) -> Group:
         return group
     oldest = min(member.restart_count for member in group.members)
     return dataclasses.replace(group, complete_restart_count=max(group.complete_restart_count, oldest))
+
+
+def stepped(group: Group, decision: Decision) -> Group:
+    """Notes who has made a step together; the same object if nothing follows from it.
+
+    A member that steps a second time beside an older one was restarted on its own: from then on it waits for nobody, whoever
+    goes. Its first step tells nothing, since the older one may have arrived for it before the whole group was restarted; nor
+    does a refused step, which may lack ranks.
+    """
+    if decision.end == "refused":
+        return group
+    members = {member.client_id: member for member in group.members}
+    counted = [members[one.client_id] for one in decision.contributions if one.client_id in members]
+    settled = [member.restart_count for member in counted if member.first_step < decision.step]
+    complete = max((group.complete_restart_count, *settled))
+    return group if complete == group.complete_restart_count else dataclasses.replace(group, complete_restart_count=complete)
 
 
 def leave(group: Group, client_id: bytes) -> Group:

@@ -65,7 +65,7 @@ class Group:
         terms: what its members agree on.
         version: grows with each change of membership.
         members: by ascending rank.
-        complete_restart_count: restarts up to which it has been complete; see missing_ranks.
+        complete_restart_count: restarts up to which all its ranks have been there; see missing_ranks.
     """
 
     name: str
@@ -84,13 +84,17 @@ class Group:
         return next((member for member in self.members if member.client_id == client_id), None)
 
     def missing_ranks(self) -> list[int]:
-        """Returns the ranks that the group waits for because they have never been there.
+        """Returns the ranks that the group waits for because they have never been there, ascending.
 
-        A group that starts, or starts again as a whole, waits for all ranks, so that its first step is the same in every run.
-        Once it has been complete, a rank that is gone stops nobody. All members being newer than that means that the whole
-        group was restarted, and the others are still to come.
+        A group that starts waits for all ranks, so that its first step is the same in every run. Once it has been complete, a
+        rank that is gone stops nobody. All members of a sync group being newer than that means that the whole group was
+        restarted, and the others are still to come; see roster.stepped. A bounded group has no common steps by which that could
+        be told from single restarts.
         """
-        if any(member.restart_count <= self.complete_restart_count for member in self.members):
+        complete = self.complete_restart_count
+        if self.terms.mode == "bounded" and complete != NEVER_COMPLETE:
+            return []
+        if any(member.restart_count <= complete for member in self.members):
             return []
         present = {member.rank for member in self.members}
         return [rank for rank in range(self.terms.world_size) if rank not in present]

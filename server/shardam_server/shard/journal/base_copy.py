@@ -11,7 +11,8 @@ import numpy.typing as npt
 from shardam_proto.v1 import common_pb2, journal_pb2
 from shardam_server.shard.clients import ClientEntry
 from shardam_server.shard.groups.entries import GroupEntry, StagedPart
-from shardam_server.shard.groups.messages import encode_decision, encode_group, encode_kind, encode_result
+from shardam_server.shard.groups.messages import encode_decision, encode_group, encode_result
+from shardam_server.shard.journal.change_records import encode_origin, encode_part
 from shardam_server.shard.journal.interface import Arrays
 from shardam_server.shard.option_messages import encode_options
 from shardam_server.shard.state import ShardState
@@ -95,7 +96,8 @@ def copy_state(state: ShardState) -> StateCopy:
 
 def estimate_bytes(state: ShardState) -> int:
     """Returns about how large a base of a state would be; from any thread."""
-    return sum(table.num_rows * row_bytes(table.spec.dim) for table in state.tables())
+    rows = sum(table.num_rows * row_bytes(table.spec.dim) for table in state.tables())
+    return rows + sum(part.num_bytes for part in state.groups.parts())
 
 
 def _copy_table(table: Table) -> TableCopy:
@@ -159,23 +161,7 @@ def _group_message(entry: GroupEntry) -> journal_pb2.StoredGroup:
 
 
 def _part_record(part: StagedPart) -> tuple[journal_pb2.BaseRecord, Arrays]:
-    origin, gradients = part.origin, list(part.tables.values())
-    message = journal_pb2.PartRecord(
-        group=part.group,
-        step=part.step,
-        rank=part.rank,
-        kind=encode_kind(part.kind),
-        tables=[
-            journal_pb2.TablePart(
-                table_id=table_id,
-                num_rows=gradient.row_ids.size,
-                options=encode_options(gradient.options, gradient.grad_scale),
-            )
-            for table_id, gradient in part.tables.items()
-        ],
-    )
-    stored = journal_pb2.StoredPart(
-        origin=journal_pb2.ChangeOrigin(client_id=origin.client_id, number=origin.number, digest=origin.digest), part=message
-    )
-    row_ids, rows = [one.row_ids for one in gradients], [one.gradients for one in gradients]
+    row_ids = [gradient.row_ids for gradient in part.tables.values()]
+    rows = [gradient.gradients for gradient in part.tables.values()]
+    stored = journal_pb2.StoredPart(origin=encode_origin(part.origin), part=encode_part(part, row_ids))
     return journal_pb2.BaseRecord(staged_part=stored), [*row_ids, *rows]

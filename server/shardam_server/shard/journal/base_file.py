@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from shardam_proto.errors import JournalDamaged, OutOfMemory, ShardamError
 from shardam_proto.v1 import journal_pb2
-from shardam_server.shard.clients import ClientEntry, Origin, Outcome
+from shardam_server.shard.clients import ClientEntry, Outcome
 from shardam_server.shard.groups.entries import GroupEntry, StagedPart
 from shardam_server.shard.groups.messages import decode_decision, decode_group, decode_kind, decode_result
 from shardam_server.shard.groups.parts import merge_section
@@ -27,7 +27,7 @@ from shardam_server.shard.journal.frames import (
 )
 from shardam_server.shard.journal.journal_file import JournalFile
 from shardam_server.shard.journal.reader import check_header, read_header
-from shardam_server.shard.journal.replay import ArrayReader, read_sections
+from shardam_server.shard.journal.replay import ArrayReader, decode_origin, read_sections
 from shardam_server.shard.option_messages import decode_options
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import MakeRecords, RowCounters
@@ -136,10 +136,9 @@ class BaseReader:
         self._num_rows += num_rows
 
     def _staged_part(self, stored: journal_pb2.StoredPart, arrays: ArrayReader) -> StagedPart:
-        origin, part = stored.origin, stored.part
-        sections = read_sections(self._state, part, arrays)
+        part, sections = stored.part, read_sections(self._state, stored.part, arrays)
         return StagedPart(
-            Origin(origin.client_id, origin.number, origin.digest),
+            decode_origin(stored.origin),
             part.group,
             part.step,
             part.rank,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from shardam_kernels.factors import Factors
 from shardam_proto.v1 import common_pb2, journal_pb2
 from shardam_server.shard.clients import Origin
@@ -23,51 +26,40 @@ def push_record(
     change_number: int, origin: Origin | None, sections: Sequence[GradientSection], staged: Sequence[StagedTableStep]
 ) -> Change:
     """Describes a push whose steps are staged."""
-    tables, row_arrays = [], []
-    for section, step in zip(sections, staged, strict=True):
-        tables.append(_table_push(section, step))
-        if step.update.values is not None:
-            row_arrays += [step.update.values.steps, step.update.values.factors]
+    tables = [_table_push(section, step, section.row_ids.size) for section, step in zip(sections, staged, strict=True)]
     row_ids = [section.row_ids for section in sections]
     gradients = [section.gradients for section in sections]
     push = journal_pb2.PushRecord(
         tables=tables, row_ids_bytes=sum(ids.nbytes for ids in row_ids), rows_bytes=sum(rows.nbytes for rows in gradients)
     )
-    return _record(change_number, origin, push=push), [*row_ids, *gradients, *row_arrays]
+    return _record(change_number, origin, push=push), [*row_ids, *gradients, *_row_steps(staged)]
 
 
 def part_record(change_number: int, part: StagedPart, sections: Sequence[GradientSection]) -> Change:
     """Describes a part that waits for its step's decision; its sections as pushed."""
-    message = journal_pb2.PartRecord(
-        group=part.group,
-        step=part.step,
-        rank=part.rank,
-        kind=encode_kind(part.kind),
-        tables=[
-            journal_pb2.TablePart(
-                table_id=section.table.table_id,
-                num_rows=section.row_ids.size,
-                options=encode_options(section.options, section.grad_scale),
-            )
-            for section in sections
-        ],
-    )
     row_ids = [section.row_ids for section in sections]
     gradients = [section.gradients for section in sections]
-    return _record(change_number, part.origin, part=message), [*row_ids, *gradients]
+    return _record(change_number, part.origin, part=encode_part(part, row_ids)), [*row_ids, *gradients]
+
+
+def encode_part(part: StagedPart, row_ids: Sequence[Int64s]) -> journal_pb2.PartRecord:
+    """Converts a part; row_ids: each table's ids, in the order of its tables, as the arrays behind the message have them."""
+    tables = [
+        journal_pb2.TablePart(
+            table_id=table_id, num_rows=ids.size, options=encode_options(gradient.options, gradient.grad_scale)
+        )
+        for (table_id, gradient), ids in zip(part.tables.items(), row_ids, strict=True)
+    ]
+    return journal_pb2.PartRecord(group=part.group, step=part.step, rank=part.rank, kind=encode_kind(part.kind), tables=tables)
 
 
 def decision_record(
     change_number: int, decision: Decision, sections: Sequence[GradientSection], staged: Sequence[StagedTableStep]
 ) -> Change:
     """Describes a decided step; its sections are the merged gradients, which follow from the parts."""
-    tables, row_arrays = [], []
-    for section, step in zip(sections, staged, strict=True):
-        tables.append(_table_push(section, step))
-        if step.update.values is not None:
-            row_arrays += [step.update.values.steps, step.update.values.factors]
+    tables = [_table_push(section, step, step.update.slots.size) for section, step in zip(sections, staged, strict=True)]
     record = journal_pb2.DecisionRecord(decision=encode_decision(decision), tables=tables)
-    return _record(change_number, None, decision=record), row_arrays
+    return _record(change_number, None, decision=record), _row_steps(staged)
 
 
 def group_record(change_number: int, group: Group, step: int) -> Change:
@@ -148,14 +140,9 @@ def _record(
     decision: journal_pb2.DecisionRecord | None = None,
     group: journal_pb2.GroupRecord | None = None,
 ) -> journal_pb2.JournalRecord:
-    source = None
-    if origin is not None:
-        source = journal_pb2.ChangeOrigin(
-            client_id=origin.client_id, number=origin.number, digest=origin.digest, step=origin.clock
-        )
     return journal_pb2.JournalRecord(
         change_number=change_number,
-        origin=source,
+        origin=None if origin is None else encode_origin(origin),
         push=push,
         close=close,
         assign=assign,
@@ -172,12 +159,23 @@ def _record(
     )
 
 
-def _table_push(section: GradientSection, staged: StagedTableStep) -> journal_pb2.TablePush:
+def encode_origin(origin: Origin) -> journal_pb2.ChangeOrigin:
+    """Converts the client and number that a change came as."""
+    return journal_pb2.ChangeOrigin(client_id=origin.client_id, number=origin.number, digest=origin.digest, step=origin.clock)
+
+
+def _row_steps(staged: Sequence[StagedTableStep]) -> list[npt.NDArray[np.generic]]:
+    """Returns row steps and factors of the tables that have them."""
+    values = [step.update.values for step in staged if step.update.values is not None]
+    return [array for one in values for array in (one.steps, one.factors)]
+
+
+def _table_push(section: GradientSection, staged: StagedTableStep, num_rows: int) -> journal_pb2.TablePush:
     values = staged.update.values
     return journal_pb2.TablePush(
         table_id=section.table.table_id,
         table_step=staged.step.table_step,
-        num_rows=section.row_ids.size,
+        num_rows=num_rows,
         factors=_factors(staged.step.factors),
         options=encode_options(section.options, section.grad_scale),
         num_row_steps=0 if values is None else values.steps.size,

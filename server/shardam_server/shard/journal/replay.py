@@ -10,8 +10,8 @@ import numpy.typing as npt
 from shardam_kernels.factors import Factors
 from shardam_proto.errors import JournalDamaged, JournalFailed, OutOfMemory, ShardamError
 from shardam_proto.v1 import journal_pb2
-from shardam_server.shard.clients import Origin, Outcome
-from shardam_server.shard.groups.changes import IncomingPart, decide, set_group, stage
+from shardam_server.shard.clients import Origin
+from shardam_server.shard.groups.changes import IncomingPart, close_late, decide, set_group, stage
 from shardam_server.shard.groups.messages import decode_decision, decode_group, decode_kind, decode_result
 from shardam_server.shard.option_messages import decode_options
 from shardam_server.shard.records import Int64s
@@ -148,8 +148,8 @@ class Replay:
         if origin is None:
             raise JournalDamaged(f"change {record.change_number} closes the number of no client")
         if record.close.HasField("result"):
-            outcome = Outcome(result=decode_result(record.close.result))
-            return lambda: self._close_late(origin, outcome)
+            result = decode_result(record.close.result)
+            return lambda: close_late(self._state, origin, result)
         steps = {step.table_id: step.table_step for step in record.close.steps}
         next_steps = {table_id: self._state.table(table_id).step + 1 for table_id in steps}
         if steps != next_steps:
@@ -157,10 +157,6 @@ class Replay:
                 f"change {record.change_number} took tables to {steps}, replayed it takes them to {next_steps}"
             )
         return lambda: self._state.void(list(steps), origin)
-
-    def _close_late(self, origin: Origin, outcome: Outcome) -> None:
-        self._state.close_number(origin, outcome)
-        self._state.change_number += 1
 
     def _part(self, record: journal_pb2.JournalRecord, arrays: ArrayReader, origin: Origin | None) -> Change:
         if origin is None:
@@ -280,7 +276,10 @@ def _recorded_step(table: Table, push: journal_pb2.TablePush, arrays: ArrayReade
     return RecordedStep(push.table_step, read_factors(push.factors), values)
 
 
+def decode_origin(message: journal_pb2.ChangeOrigin) -> Origin:
+    """Converts the client and number that a change came as."""
+    return Origin(message.client_id, message.number, message.digest, message.step)
+
+
 def _origin(record: journal_pb2.JournalRecord) -> Origin | None:
-    if not record.HasField("origin"):
-        return None
-    return Origin(record.origin.client_id, record.origin.number, record.origin.digest, record.origin.step)
+    return decode_origin(record.origin) if record.HasField("origin") else None

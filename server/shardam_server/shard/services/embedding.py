@@ -34,7 +34,7 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         self._groups = groups
         self._pulls = Pulls(shard)
         self._pushes = Pushes(shard)
-        self._work = ExchangeWork(self._pulls, self._pushes, RowChanges(shard))
+        self._work = ExchangeWork(self._pulls, self._pushes, RowChanges(shard), groups.steps)
 
     async def Open(  # noqa: N802 - the service's name
         self,
@@ -54,9 +54,15 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
                 f"{PROTOCOL_VERSION}; use matching shardam packages"
             )
         client_id = request.header.client_id
-        entry = await shard.change(lambda: shard.state.open_client(client_id, heartbeats=request.heartbeats))
+
+        def open_client() -> int:
+            entry = shard.state.open_client(client_id, heartbeats=request.heartbeats)
+            part = shard.state.groups.part(client_id)
+            return entry.last_number if part is None else max(entry.last_number, part.origin.number)
+
+        last_number = await shard.change(open_client)
         return embedding_pb2.OpenResponse(
-            header=shard.header(request.header, entry.last_number),
+            header=shard.header(request.header, last_number),
             protocol_version=version,
             cluster_id=shard.identity.require_cluster().cluster_id,
             num_shards=shard.identity.require_route_map().num_shards,

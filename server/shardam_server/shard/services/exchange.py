@@ -11,29 +11,39 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from shardam_proto.errors import BadOption, ShardamError, ShardNotReady, ShardUnreachable
+from shardam_proto.errors import BadOption, ShardamError, ShardNotReady
 from shardam_proto.v1 import common_pb2, embedding_pb2, shard_pb2
 from shardam_server.shard.chunks import ChunkedPart
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.front import encoded_size, explain, is_cancelled
 from shardam_server.shard.parking import Window
 from shardam_server.shard.services.exchange_chunks import StreamChunks, is_chunk
+from shardam_server.shard.services.exchange_order import Answer, Apply, StreamOrder, within_budget
 from shardam_server.shard.services.pulls import Pulls
 from shardam_server.shard.services.pushes import Pushes, PushPart
 from shardam_server.shard.services.row_changes import RowChanges
 
 logger = logging.getLogger(__name__)
 
-Answer = Callable[[], Awaitable[embedding_pb2.ExchangeResponse | bytes]]
-"""Waits for a request's answer, encoded or not."""
-
 METHOD_OF_KIND = {"pull": "Pull", "push": "Push"}
 """Kinds of requests whose duration is measured, by the name of the unary call."""
+
+
+class Arrives(Protocol):
+    """Takes in what members tell home of their steps; home's is HomeSteps, as on the other shards, where it refuses."""
+
+    async def arrive(self, request: embedding_pb2.ArriveRequest) -> embedding_pb2.ArriveResponse:
+        """Answers once the step is decided, or without a result when the message's budget is over; cancelled with its stream.
+
+        Raises:
+            ShardamError: it is refused.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +54,13 @@ class ExchangeWork:
         pulls: reads weights.
         pushes: applies parts and closes numbers.
         row_changes: changes rows.
+        arrives: waits for the decisions of steps.
     """
 
     pulls: Pulls
     pushes: Pushes
     row_changes: RowChanges
+    arrives: Arrives
 
     def apply(self, message: embedding_pb2.ExchangeRequest, request_id: int) -> embedding_pb2.ExchangeResponse:
         """Applies a change that came as one message; on the sequencer's thread.
@@ -120,7 +132,7 @@ class ExchangeStream:
         self._window = Window()
         self._writing = asyncio.Lock()
         self._answers: set[asyncio.Task[None]] = set()
-        self._last_change: asyncio.Future[embedding_pb2.ExchangeResponse] | None = None
+        self._order = StreamOrder(shard)
         self._chunks = StreamChunks(shard.streams.open_parts, work.pushes, self._refuse_part)
 
     async def run(self) -> None:
@@ -193,9 +205,11 @@ class ExchangeStream:
         if asked.kind == "pull":
             held_bytes = message.ByteSize() + self._work.pulls.answer_bytes(message.pull)
             self._start(dataclasses.replace(asked, held_bytes=held_bytes), self._pull(message.pull))
+        elif asked.kind == "arrive":
+            self._start(asked, lambda: self._arrive(message.arrive))
         else:
             self._chunks.give_way(header)
-            self._start(asked, self._change(lambda: self._work.apply(message, asked.request_id), message.ByteSize()))
+            self._change(asked, header, lambda: self._work.apply(message, asked.request_id), message.ByteSize())
 
     def _admit_chunk(self, push: embedding_pb2.PushRequest, asked: _Asked) -> None:
         if self._chunks.is_refused(push.header):
@@ -204,36 +218,30 @@ class ExchangeStream:
         part = self._chunks.take(push, asked.arrived)
         if part is not None:
             whole = dataclasses.replace(asked, arrived=part.arrived)
-            self._start(whole, self._change(lambda: self._work.apply_chunks(part), part.sizes.total_bytes))
+            self._change(whole, part.head.header, lambda: self._work.apply_chunks(part), part.sizes.total_bytes)
 
-    def _change(self, apply: Callable[[], embedding_pb2.ExchangeResponse], num_bytes: int) -> Answer:
-        """Gives a change its place in the order of all; from here on it is applied whatever becomes of the stream."""
-        applied = self._last_change = self._shard.submit(apply, num_bytes)
-        return lambda: self._shard.settle(applied)
+    def _change(self, asked: _Asked, header: common_pb2.RequestHeader, apply: Apply, num_bytes: int) -> None:
+        """Admits a change, or parks it; what is parked counts as held by the stream, since the sequencer has not got it yet."""
+        if self._order.must_park(header):
+            held = dataclasses.replace(asked, held_bytes=num_bytes)
+            self._start(held, self._order.parked_change(header, apply, num_bytes))
+        else:
+            self._start(asked, self._order.change(apply, num_bytes))
 
     def _pull(self, request: embedding_pb2.PullRequest) -> Answer:
-        """Lets a pull read once the changes before it on this stream are applied, within its budget."""
-        before = self._last_change
+        """Lets a pull read once it may, within its budget."""
+        allowed = self._order.pull(request.header)
 
         async def read() -> bytes:
-            if before is not None and not before.done():
-                with self._shard.streams.parking.place():
-                    await asyncio.wait({before})
-                self._shard.tenure.check()  # time has passed
-            return await self._work.pulls.read(request, on_stream=True)
+            async with within_budget(request.header, "the pull", "pull again, or with more time"):
+                return await self._work.pulls.read_on_stream(request, await allowed())
 
-        async def read_in_time() -> bytes:
-            budget_s = request.header.budget_s
-            try:
-                async with asyncio.timeout(budget_s or None):
-                    return await read()
-            except TimeoutError:
-                raise ShardUnreachable(
-                    f"the pull waited for its budget of {budget_s:g} s; pull again, or with more time",
-                    metadata={"budget_s": str(budget_s)},
-                ) from None
+        return read
 
-        return read_in_time
+    async def _arrive(self, request: embedding_pb2.ArriveRequest) -> embedding_pb2.ExchangeResponse:
+        with self._shard.streams.parking.place():
+            arrive = await self._shard.streams.until_drain(self._work.arrives.arrive(request))
+        return embedding_pb2.ExchangeResponse(request_id=request.header.request_id, arrive=arrive)
 
     def _refuse(self, asked: _Asked, error: Exception) -> None:
         async def fail() -> embedding_pb2.ExchangeResponse:

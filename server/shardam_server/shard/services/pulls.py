@@ -12,6 +12,7 @@ from shardam_proto.errors import MessageTooLarge
 from shardam_proto.limits import MAX_MESSAGE_BYTES
 from shardam_proto.v1 import common_pb2, embedding_pb2
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.groups.waits import Passage, pull_passage, require_passage
 from shardam_server.shard.reads import read_tables
 from shardam_server.shard.records import Float32s
 from shardam_server.shard.services.decoding import FLOAT_BYTES, check_owned, decode_sections, find_tables
@@ -43,14 +44,34 @@ class Pulls:
         """
         return _rows_bytes(find_tables(self._shard.state, request.sections), request)
 
-    async def read(self, request: embedding_pb2.PullRequest, *, on_stream: bool = False) -> bytes:
-        """Reads weights; creates no row. Returns the encoded PullResponse, or the ExchangeResponse with it.
+    async def read(self, request: embedding_pb2.PullRequest) -> bytes:
+        """Reads weights; creates no row. Returns the encoded PullResponse.
+
+        Raises:
+            ShardNotReady: it would have to wait for its group, which it can on a stream alone (retryable).
+            ShardamError: it is refused.
+        """
+        passage = require_passage(pull_passage, self._shard.state, request.header)
+        return await self._answer(request, passage, on_stream=False)
+
+    async def read_on_stream(self, request: embedding_pb2.PullRequest, passage: Passage) -> bytes:
+        """Reads weights as `read`, but returns the encoded ExchangeResponse.
+
+        Args:
+            request: the pull.
+            passage: on which it need not wait.
 
         Raises:
             ShardamError: it is refused.
         """
+        return await self._answer(request, passage, on_stream=True)
+
+    async def _answer(self, request: embedding_pb2.PullRequest, passage: Passage, *, on_stream: bool) -> bytes:
         tables = find_tables(self._shard.state, request.sections)
-        return await read_tables(self._shard, tables, lambda: self._read(tables, request, on_stream))
+        answer = await read_tables(self._shard, tables, lambda: self._read(tables, request, on_stream))
+        if passage.staleness is not None:
+            self._shard.metrics.pull_staleness.observe(passage.staleness)
+        return answer
 
     def _read(self, tables: list[Table], request: embedding_pb2.PullRequest, on_stream: bool) -> bytes:
         shard = self._shard

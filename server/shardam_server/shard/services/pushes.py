@@ -7,10 +7,14 @@ import dataclasses
 import xxhash
 
 from shardam_proto.errors import BadOption, WrongShape
-from shardam_proto.v1 import common_pb2, embedding_pb2
+from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2
 from shardam_server.shard.chunks import ChunkedPart, PartSizes
 from shardam_server.shard.clients import Origin, Outcome
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.groups.changes import IncomingPart, Staging, stage
+from shardam_server.shard.groups.clocks import check_clock_of_push
+from shardam_server.shard.groups.messages import decode_kind, encode_result
+from shardam_server.shard.groups.waits import change_passage, require_passage
 from shardam_server.shard.option_messages import decode_options
 from shardam_server.shard.services.decoding import (
     FLOAT_BYTES,
@@ -29,7 +33,7 @@ class PushPart:
     """A whole part.
 
     Attributes:
-        head: header, options and sections; whatever else it holds is not looked at.
+        head: header, options, sections and contribution; whatever else it holds is not looked at.
         row_ids: ids of all sections, little-endian int64.
         rows: gradients of all sections, little-endian float32.
     """
@@ -55,13 +59,19 @@ class PushPart:
         return cls(part.head, part.row_ids, part.rows)
 
     def digest(self) -> bytes:
-        """Returns the digest of the content: options, sections, ids and gradients; not how or when it came."""
+        """Returns the digest of the content: options, sections, ids and gradients, and in a group what the part is to its step;
+        not how or when it came.
+        """
         digest = xxhash.xxh3_128()
+        step, kind = self.head.header.step, b"push"
+        if step:
+            kind = b"step"
+            digest.update(f"{step} {self.head.contribution}\n".encode())
         for message in (*self.head.options, *self.head.sections):
             digest.update(message.SerializeToString(deterministic=True) + b"\n")
         digest.update(self.row_ids)
         digest.update(self.rows)
-        return b"push" + digest.digest()
+        return kind + digest.digest()
 
 
 class Pushes:
@@ -75,27 +85,65 @@ class Pushes:
         self._shard = shard
 
     def apply(self, part: PushPart) -> embedding_pb2.PushResponse:
-        """Applies a part, or answers its repeat; on the sequencer's thread.
+        """Applies a part, stages it for its step, or answers its repeat; on the sequencer's thread.
 
         Raises:
             ShardamError: it is refused; nothing has changed.
         """
         shard, header = self._shard, part.head.header
-        origin = Origin(header.client_id, header.number, part.digest())
-
-        def apply() -> Outcome:
-            return shard.state.push(self._sections(part), origin)
-
-        outcome, repeated = shard.state.run_number(origin, apply)
-        if not repeated:
+        staging = self._stage(part) if self._is_of_step(header) else self._push(part)
+        outcome = staging.outcome
+        if not staging.repeated and (outcome is None or outcome.result is None):
             shard.metrics.pushes.inc()
             shard.metrics.rows_pushed.inc(len(part.row_ids) // ID_BYTES)
         return embedding_pb2.PushResponse(
-            header=shard.header(header, header.number), steps=_table_steps(outcome), repeated_number=repeated
+            header=shard.header(header, header.number),
+            steps=[] if outcome is None else _table_steps(outcome),
+            repeated_number=staging.repeated,
+            staged=outcome is None,
+            peaks=[group_pb2.TablePeak(table_id=table_id, peak=peak) for table_id, peak in staging.peaks.items()],
+            result=None if outcome is None else encode_result(outcome.result),
         )
 
+    def _is_of_step(self, header: common_pb2.RequestHeader) -> bool:
+        """Whether a part contributes to a step of a sync group, or did: its client may be no member any more."""
+        groups = self._shard.state.groups
+        found, staged = groups.of_client(header.client_id), groups.part(header.client_id)
+        if not header.step:
+            return False
+        return staged is not None if found is None else found[0].group.terms.mode == "sync"
+
+    def _push(self, part: PushPart) -> Staging:
+        """Applies a part on its arrival: that of a bounded group's member, or of a client without a group."""
+        state, head = self._shard.state, part.head
+        origin = Origin(head.header.client_id, head.header.number, part.digest(), head.header.step)
+
+        def apply() -> Outcome:
+            check_clock_of_push(state, head.header)
+            if head.contribution:
+                raise BadOption(
+                    f"a push says what it contributes (here {head.contribution}) only to a step of a sync group; leave it out"
+                )
+            return state.push(self._sections(part), origin)
+
+        outcome, repeated = state.run_number(origin, apply)
+        return Staging({}, outcome, repeated)
+
+    def _stage(self, part: PushPart) -> Staging:
+        """Keeps a part until its step is decided."""
+        state, head = self._shard.state, part.head
+        header, kind = head.header, decode_kind(head.contribution)
+        if kind != "gradient" and head.sections:
+            raise BadOption(f"an {kind} contribution has no gradients, got {len(head.sections)} sections; leave them out")
+        origin = Origin(header.client_id, header.number, part.digest())
+        staged = state.groups.part(header.client_id)
+        known = state.clients.former(origin) is not None or (staged is not None and staged.origin.number == header.number)
+        sections = [] if known else self._sections(part)  # a repeat is answered whatever has become of tables and routes
+        return stage(state, IncomingPart(origin, header.step, header.rank, kind, sections))
+
     def close_number(self, request: embedding_pb2.CloseNumberRequest) -> embedding_pb2.CloseNumberResponse:
-        """Uses a number up without its change, or answers the repeat; on the sequencer's thread.
+        """Uses a number up without its change, or answers the repeat; on the sequencer's thread. With the step of a bounded
+        group's member it stands for a push.
 
         Raises:
             ShardamError: it is refused; nothing has changed.
@@ -106,8 +154,18 @@ class Pushes:
         if kind == embedding_pb2.CLOSE_KIND_SKIP and request.table_ids:
             raise BadOption("SKIP steps no table; table_ids must be empty")
         table_ids = list(request.table_ids)
-        origin = Origin(header.client_id, header.number, f"close {kind} {sorted(table_ids)}".encode())
-        outcome, repeated = shard.state.run_number(origin, lambda: shard.state.void(table_ids, origin))
+        found = shard.state.groups.of_client(header.client_id)
+        clock = header.step if found is not None and found[0].group.terms.mode == "bounded" else 0
+        content = f"close {kind} {sorted(table_ids)}" + (f" step {clock}" if clock else "")
+        origin = Origin(header.client_id, header.number, content.encode(), clock)
+
+        def close() -> Outcome:
+            if header.step:  # in a bounded group: a push is closed, not a row change
+                check_clock_of_push(shard.state, header)
+                require_passage(change_passage, shard.state, header)
+            return shard.state.void(table_ids, origin)
+
+        outcome, repeated = shard.state.run_number(origin, close)
         return embedding_pb2.CloseNumberResponse(
             header=shard.header(header, header.number), steps=_table_steps(outcome), repeated_number=repeated
         )

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import xxhash
 
+from shardam_proto.errors import GroupMismatch
 from shardam_proto.v1 import common_pb2, row_pb2
 from shardam_server.shard.clients import Origin, Outcome
 from shardam_server.shard.conditions import RowCondition
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.groups.waits import change_passage, require_passage
 from shardam_server.shard.records import Int64s
 from shardam_server.shard.services.decoding import check_owned, decode_ids, decode_rows
 from shardam_server.shard.table import RowWrite, Table
@@ -105,7 +107,30 @@ class RowChanges:
         content.header.CopyFrom(common_pb2.RequestHeader())
         digest = type(request).__name__.encode() + xxhash.xxh3_128_digest(content.SerializeToString(deterministic=True))
         origin = Origin(request.header.client_id, request.header.number, digest)
-        return self._shard.state.run_number(origin, lambda: apply(origin))
+
+        def change() -> Outcome:
+            self._check_step(request.header)
+            return apply(origin)
+
+        return self._shard.state.run_number(origin, change)
+
+    def _check_step(self, header: common_pb2.RequestHeader) -> None:
+        """Checks that a change which names a step is due.
+
+        Raises:
+            NotAMember: its client is a member of no group.
+            GroupMismatch: its group has no steps that all members share.
+            ShardNotReady: the step before is not carried out here yet (retryable).
+        """
+        if not header.step:
+            return
+        entry, member = self._shard.state.groups.require_member(header.client_id)
+        if entry.group.terms.mode != "sync":
+            raise GroupMismatch(
+                f"rank {member.rank} of group {entry.group.name!r} ({entry.group.terms}) changes rows with step {header.step}; "
+                "leave it at zero, steps of such a group are its pushes"
+            )
+        require_passage(change_passage, self._shard.state, header)
 
 
 def decode_condition(message: row_pb2.RowCondition) -> RowCondition:

@@ -12,10 +12,11 @@ from pathlib import Path
 from shardam_proto.registry import ClusterView, ShardEntry
 from shardam_proto.v1 import shard_pb2
 from shardam_testing.faults.kept_admin import KeptAdmin
+from shardam_testing.faults.members import Members
 from shardam_testing.faults.network_faults import Fired
 from shardam_testing.faults.ports import lasting_ports
 from shardam_testing.faults.proxy import FaultProxy
-from shardam_testing.faults.workers import Worker, Workers
+from shardam_testing.faults.workers import Launch, WorkerProcess, Workers
 from shardam_testing.processes import ShardProcess, Shards, Valkey, running_valkey
 from shardam_testing.raw_client import RawClient, raw_client
 from shardam_testing.waiting import wait_for
@@ -43,7 +44,8 @@ class FaultCluster:
         folder: for state and logs.
         shards: its processes.
         proxies: one before each shard.
-        workers: its workers.
+        workers: its workers without a group.
+        members: its workers in groups.
         admin: its admin API, if it has one.
         num_restarts: shards started again so far.
     """
@@ -55,6 +57,7 @@ class FaultCluster:
     ports: list[int]
     flags: dict[str, str]
     workers: Workers
+    members: Members
     admin: KeptAdmin | None
     num_restarts: int = 0
 
@@ -90,6 +93,7 @@ class FaultCluster:
         if self._keeper.is_alive():
             self._keeper.join()
         self.workers.close()
+        self.members.close()
         self.shards.stop()
 
     def process(self, index: int) -> ShardProcess:
@@ -173,7 +177,7 @@ class FaultCluster:
             logs = [shard.log_text()[-2000:] for shard in self._current]
             raise AssertionError(f"{error}; last logs:\n" + "\n".join(logs)) from error
 
-    def wait_end(self, worker: Worker, timeout_s: float = WORKER_TIMEOUT_S) -> int:
+    def wait_end(self, worker: WorkerProcess, timeout_s: float = WORKER_TIMEOUT_S) -> int:
         """Waits for a worker's end and returns its exit status.
 
         Raises:
@@ -210,24 +214,31 @@ class FaultCluster:
 
 
 @contextlib.contextmanager
-def running_fault_cluster(folder: Path, num_shards: int, *, with_admin: bool = False, **flags: str) -> Iterator[FaultCluster]:
+def running_fault_cluster(
+    folder: Path, num_shards: int, *, with_admin: bool = False, reads_messages: bool = False, **flags: str
+) -> Iterator[FaultCluster]:
     """Starts Valkey, proxies and shards; everything ends with the context, also when a test fails.
 
     Args:
         folder: for state, logs and progress files.
         num_shards: number of shards.
         with_admin: start an admin API, too.
+        reads_messages: the proxies tell the messages of group steps, which costs them time.
         flags: of the shards, beside SHRUNK.
     """
     given = {**{name.replace("-", "_"): value for name, value in SHRUNK.items()}, **flags}
     redis_port, admin_port, *ports = lasting_ports(2 + num_shards)
     with running_valkey(redis_port) as valkey, contextlib.ExitStack() as stack:
-        proxies = [stack.enter_context(FaultProxy(f"shard {index}", port)) for index, port in enumerate(ports)]
+        proxies = [
+            stack.enter_context(FaultProxy(f"shard {index}", port, reads_messages=reads_messages))
+            for index, port in enumerate(ports)
+        ]
         shards = Shards(valkey, folder, num_shards)
         admin = KeptAdmin(valkey.url, folder, admin_port) if with_admin else None
         if admin is not None:
             stack.callback(admin.close)
-        cluster = FaultCluster(valkey, folder, shards, proxies, ports, given, Workers(valkey.url, folder), admin)
+        workers, members = Workers(valkey.url, folder), Members(Launch(valkey.url, folder))
+        cluster = FaultCluster(valkey, folder, shards, proxies, ports, given, workers, members, admin)
         try:
             cluster.start()
             yield cluster

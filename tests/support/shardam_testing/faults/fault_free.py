@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardam_kernels.factors import factors, row_step_factors
+from shardam_kernels.factors import AdamOptions, factors, row_step_factors
 from shardam_proto.v1 import common_pb2, journal_pb2
 from shardam_testing.faults.oracle_table import OracleTable, RecordedRows, TableRows
 from shardam_testing.faults.sequence import Assign, Delete, TablePush, make_change
@@ -35,13 +35,24 @@ def expected_rows(seed: int, count: int, tables: Mapping[str, common_pb2.TableIn
     return {name: oracle.rows() for name, oracle in oracles.items()}
 
 
-def _push(table: OracleTable, part: TablePush, number: int) -> None:
-    options, step = part.options, table.step + 1
-    values = factors(options, step, grad_scale=part.grad_scale)
-    message = journal_pb2.TablePush(
+def push_message(
+    table: OracleTable, options: AdamOptions, grad_scale: float, num_rows: int, contributions: int = 1
+) -> journal_pb2.TablePush:
+    """Returns a table's next step as a shard would record it.
+
+    Args:
+        table: the table.
+        options: hyper-parameters.
+        grad_scale: loss scale.
+        num_rows: ids that are pushed.
+        contributions: what a mean is divided by.
+    """
+    step = table.step + 1
+    values = factors(options, step, grad_scale=grad_scale, contributions=contributions)
+    return journal_pb2.TablePush(
         table_id=table.table_id,
         table_step=step,
-        num_rows=part.row_ids.size,
+        num_rows=num_rows,
         factors=journal_pb2.StepFactors(**vars(values)),
         options=common_pb2.AdamOptions(
             lr=options.lr,
@@ -51,8 +62,12 @@ def _push(table: OracleTable, part: TablePush, number: int) -> None:
             weight_decay=options.weight_decay,
             decoupled_weight_decay=options.decoupled_weight_decay,
             maximize=options.maximize,
-            grad_scale=part.grad_scale,
+            grad_scale=grad_scale,
         ),
     )
+
+
+def _push(table: OracleTable, part: TablePush, number: int) -> None:
+    message = push_message(table, part.options, part.grad_scale, part.row_ids.size)
     steps = table.next_row_steps(part.row_ids)
-    table.push(message, part.row_ids, part.gradients, RecordedRows(steps, row_step_factors(options, steps)), number)
+    table.push(message, part.row_ids, part.gradients, RecordedRows(steps, row_step_factors(part.options, steps)), number)

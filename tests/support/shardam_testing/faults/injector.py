@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from shardam_proto.errors import RedisUnreachable
 from shardam_testing.faults.cluster import FaultCluster
 from shardam_testing.faults.network_faults import Fired
+from shardam_testing.faults.phase_kills import kill_in_phase
 from shardam_testing.faults.plans import (
     Acknowledged,
     Action,
@@ -20,15 +21,20 @@ from shardam_testing.faults.plans import (
     Elapsed,
     FlushRedis,
     KillAdmin,
+    KillInPhase,
+    KillMember,
     KillRedis,
     KillShard,
     KillWorker,
+    MemberAction,
     Network,
     Planned,
     RedisAction,
     ShardAction,
     StartWorker,
+    Stepped,
     StopAdmin,
+    StopMember,
     StopRedis,
     StopShard,
     StopWorker,
@@ -142,12 +148,19 @@ class Injector:
             case Acknowledged(worker, number):
                 started = self._cluster.workers.started
                 return worker < len(started) and started[worker].noted.acknowledged >= number
+            case Stepped(step):
+                return self._cluster.members.last_step >= step
 
     def _act(self, action: Action) -> bool:
         """Acts, and returns False if it is to be tried again."""
         match action:
             case KillShard() | StopShard():
                 return self._act_on_shard(action)
+            case KillInPhase(phase, index):
+                step = kill_in_phase(self._cluster, phase, index)
+                self._note(f"kill {'peer' if index else 'home'}, {phase.value}", f"shard {index}", f"step {step}")
+            case KillMember() | StopMember():
+                self._act_on_member(action)
             case KillWorker() | StartWorker() | StopWorker():
                 self._act_on_worker(action)
             case KillAdmin() | StopAdmin():
@@ -187,6 +200,19 @@ class Injector:
             worker.kill()
             self._note("kill worker", worker.name)
 
+    def _act_on_member(self, action: MemberAction) -> None:
+        member = self._cluster.members.started[action.index]
+        if not member.alive or any(undo == action for _, undo in self._undo):
+            return
+        if isinstance(action, StopMember):
+            member.stop()
+            self._note("stop member", member.name, f"{action.seconds:g} s")
+            self._later(action.seconds, action)
+        else:
+            member.kill()
+            self._note("kill member", member.name)
+            self._later(action.again_after_s, action)
+
     def _act_on_admin(self, action: AdminAction) -> bool:
         admin = self._cluster.admin
         assert admin is not None, "the plan breaks an admin API, and the cluster was started without one"
@@ -225,6 +251,11 @@ class Injector:
             case StopWorker(index):
                 if self._worker(index).alive:
                     self._worker(index).go_on()
+            case KillMember(index):
+                self._cluster.members.start_again(self._cluster.members.started[index])
+            case StopMember(index):
+                if self._cluster.members.started[index].alive:
+                    self._cluster.members.started[index].go_on()
             case StopAdmin() if self._cluster.admin is not None:
                 self._cluster.admin.send(signal.SIGCONT)
             case KillRedis():

@@ -7,6 +7,9 @@ import enum
 import time
 from typing import Literal
 
+MessageKind = Literal["part", "staged", "arrive", "result", "update", "updated"]
+"""A member's part and its STAGED; Arrive and its answer with a result; home's UpdateGroup with a decision and its answer."""
+
 
 class Direction(enum.Enum):
     """Which way bytes go."""
@@ -94,7 +97,20 @@ class Partition:
     after_bytes: int = 0
 
 
-NetworkFault = Delay | Drop | Cut | Swallow | Partition
+@dataclasses.dataclass(frozen=True)
+class Lose:
+    """A message of a group's step is lost: the connection is cut before its last byte.
+
+    Attributes:
+        kind: which message; of replies: the request was carried out, and its answer is lost.
+        from_step: of this step or a later one.
+    """
+
+    kind: MessageKind
+    from_step: int = 0
+
+
+NetworkFault = Delay | Drop | Cut | Swallow | Partition | Lose
 
 
 @dataclasses.dataclass(frozen=True)

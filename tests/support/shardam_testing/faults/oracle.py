@@ -11,7 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shardam_proto.v1 import journal_pb2
-from shardam_testing.faults.oracle_table import Float32s, Int64s, OracleTable, RecordedRows, TableRows
+from shardam_testing.faults.oracle_groups import KINDS, OracleGroups, Part, PartTable, is_refused, merged_by_rank, unscaled
+from shardam_testing.faults.oracle_table import (
+    Float32s,
+    Int64s,
+    OracleTable,
+    RecordedRows,
+    TableRows,
+    UnscaledGradient,
+    read_factors,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +32,14 @@ class Applied:
         number: its number.
         kind: the record's field: "push", "close", "assign", ...
         after_end: it was closed by home for a client that had ended.
+        clock: the client's clock after it, of a push in a bounded group; 0: none.
     """
 
     client_id: bytes
     number: int
     kind: str
     after_end: bool
+    clock: int = 0
 
 
 @dataclasses.dataclass
@@ -38,6 +49,7 @@ class OracleClient:
     last_number: int = 0
     ended: bool = False
     settled: bool = False
+    clock: int = 0
 
 
 class Oracle:
@@ -46,7 +58,8 @@ class Oracle:
     Attributes:
         tables: by id.
         clients: by id, forgotten ones too.
-        applied: numbered changes, in order.
+        groups: groups of workers, their parts and decisions.
+        applied: numbered changes, in order; one that a group's decision applied is of kind "decision".
         change_number: of the last record.
         base_change_number: of the base from which it began; 0: of none.
     """
@@ -54,6 +67,7 @@ class Oracle:
     def __init__(self) -> None:
         self.tables: dict[int, OracleTable] = {}
         self.clients: dict[bytes, OracleClient] = {}
+        self.groups = OracleGroups()
         self.applied: list[Applied] = []
         self.change_number = 0
         self.base_change_number = 0
@@ -76,25 +90,40 @@ class Oracle:
         self.change_number = record.change_number
         kind = record.WhichOneof("change")
         assert kind is not None, f"change {record.change_number} is of an unknown kind"
-        if record.HasField("origin"):
+        if record.HasField("origin") and kind != "part":
             self._count(record.origin, kind)
         arrays = _Arrays(data)
         self._change(kind, record, arrays)
         assert arrays.num_left == 0, f"change {record.change_number}: {arrays.num_left} bytes too many"
 
     def _count(self, origin: journal_pb2.ChangeOrigin, kind: str) -> None:
-        client = self.clients.get(origin.client_id)
-        assert client is not None, f"client {origin.client_id.hex()} changed rows and had not opened"
-        assert origin.number == client.last_number + 1, f"number {origin.number} comes after {client.last_number}"
+        client = self._next_of(origin.client_id, origin.number)
         assert not client.ended or kind == "close", f"client {origin.client_id.hex()} had ended before number {origin.number}"
+        self._check_clock(client, origin, kind)
         client.last_number = origin.number
-        self.applied.append(Applied(origin.client_id, origin.number, kind, client.ended))
+        client.clock = origin.step or client.clock
+        self.applied.append(Applied(origin.client_id, origin.number, kind, client.ended, origin.step))
+
+    def _next_of(self, client_id: bytes, number: int) -> OracleClient:
+        client = self.clients.get(client_id)
+        assert client is not None, f"client {client_id.hex()} changed rows and had not opened"
+        assert number == client.last_number + 1, f"number {number} comes after {client.last_number}"
+        return client
+
+    def _check_clock(self, client: OracleClient, origin: journal_pb2.ChangeOrigin, kind: str) -> None:
+        """Checks that clocks of a bounded group go up by one with each push, and that nothing else moves them."""
+        member = None if client.ended else self.groups.bounded_member(origin.client_id)
+        expected = 0
+        if member is not None and kind in ("push", "close"):
+            expected = max(client.clock, member.first_step - 1) + 1
+        assert origin.step == expected, f"client {origin.client_id.hex()}, number {origin.number}: clock {origin.step}"
 
     def _change(self, kind: str, record: journal_pb2.JournalRecord, arrays: _Arrays) -> None:
         match kind:
             case "push":
                 self._push(record.push, record.change_number, arrays)
             case "close":
+                self._check_late(record)
                 for step in record.close.steps:
                     table = self.tables[step.table_id]
                     assert step.table_step == table.step + 1, f"table {table.spec.name}: VOID to step {step.table_step}"
@@ -111,8 +140,19 @@ class Oracle:
             case "steps":
                 for step in record.steps.steps:
                     self.tables[step.table_id].step = max(self.tables[step.table_id].step, step.table_step)
+            case "part" | "decision" | "group":
+                self._change_groups(kind, record, arrays)
             case _:
                 self._change_clients(kind, record)
+
+    def _change_groups(self, kind: str, record: journal_pb2.JournalRecord, arrays: _Arrays) -> None:
+        match kind:
+            case "part":
+                self._stage(record, arrays)
+            case "decision":
+                self._decide(record.decision, record.change_number, arrays)
+            case "group":
+                self.groups.set_group(record.group)
 
     def _change_clients(self, kind: str, record: journal_pb2.JournalRecord) -> None:
         match kind:
@@ -123,10 +163,57 @@ class Oracle:
             case "end":
                 client = self.clients.setdefault(record.end.client_id, OracleClient())
                 client.ended, client.settled = True, client.settled or record.end.settled
+                self.groups.drop_part(record.end.client_id)
             case "forget":
                 pass  # its books stay: a forgotten client must not come back
             case _:
                 raise AssertionError(f"change {record.change_number} is of kind {kind}, which the oracle does not know")
+
+    def _check_late(self, record: journal_pb2.JournalRecord) -> None:
+        """Checks a number that a contribution used up that came after its step was decided."""
+        if not record.close.HasField("result"):
+            return
+        result, client_id = record.close.result, record.origin.client_id
+        group = next(group for group in self.groups.groups.values() if group.member(client_id) is not None)
+        assert result.step <= group.step, f"step {result.step} was closed for {client_id.hex()} before it was decided"
+        assert (result.num_contributions, len(record.close.steps)) == (0, 0), f"a contribution too late stepped: {result}"
+
+    def _stage(self, record: journal_pb2.JournalRecord, arrays: _Arrays) -> None:
+        origin = record.origin
+        client = self._next_of(origin.client_id, origin.number)
+        assert not client.ended, f"client {origin.client_id.hex()} had ended before its part of number {origin.number}"
+        self.groups.stage(self._part(origin, record.part, arrays))
+
+    def _part(self, origin: journal_pb2.ChangeOrigin, part: journal_pb2.PartRecord, arrays: _Arrays) -> Part:
+        row_ids = [arrays.take_ids(table.num_rows) for table in part.tables]
+        rows = [arrays.take_rows(table.num_rows, self.tables[table.table_id].spec.dim) for table in part.tables]
+        tables = {
+            table.table_id: PartTable(ids, gradients, table.options)
+            for table, ids, gradients in zip(part.tables, row_ids, rows, strict=True)
+        }
+        kind = KINDS[part.kind]
+        assert kind == "gradient" or not tables, f"rank {part.rank} sent gradients and calls them {kind}"
+        return Part(origin.client_id, origin.number, part.group, part.step, part.rank, kind, tables)
+
+    def _decide(self, record: journal_pb2.DecisionRecord, change_number: int, arrays: _Arrays) -> None:
+        decision, parts = self.groups.decided(record)
+        for one in decision.counted:
+            client = self._next_of(one.client_id, one.number)
+            assert not client.ended, f"client {one.client_id.hex()} had ended before step {decision.step}"
+            client.last_number = one.number
+            self.applied.append(Applied(one.client_id, one.number, "decision", after_end=False))
+        contributions = len(decision.counted) if decision.reduce_mean else 1
+        for push in record.tables:
+            table = self.tables[push.table_id]
+            sections = [part.tables[push.table_id] for part in parts if push.table_id in part.tables]
+            assert all(one.options == push.options for one in sections), f"step {decision.step}: ranks differ in options"
+            row_ids, sums = merged_by_rank([table.without_padding(one.row_ids, one.gradients) for one in sections])
+            values = unscaled(sums, read_factors(push.factors))
+            assert not is_refused(values), f"step {decision.step} was applied and had to be refused"
+            steps = arrays.take("<u4", push.num_row_steps).astype(np.int64)
+            factors = arrays.take("<f4", push.num_row_steps).astype(np.float32)
+            gradient = UnscaledGradient(row_ids, values, contributions)
+            table.push_unscaled(push, gradient, RecordedRows(steps, factors), change_number)
 
     def _push(self, push: journal_pb2.PushRecord, change_number: int, arrays: _Arrays) -> None:
         tables = [self.tables[part.table_id] for part in push.tables]
@@ -158,7 +245,12 @@ class Oracle:
                 self._load_rows(self.tables[part.rows.table_id], part.rows.num_rows, arrays)
             case "client":
                 stored = part.client
-                self.clients[stored.client_id] = OracleClient(stored.last_number, stored.closed, stored.settled)
+                self.clients[stored.client_id] = OracleClient(stored.last_number, stored.closed, stored.settled, stored.clock)
+            case "group":
+                self.groups.set_group(journal_pb2.GroupRecord(group=part.group.group, step=part.group.step))
+            case "staged_part":
+                stored_part = part.staged_part
+                self.groups.parts[stored_part.origin.client_id] = self._part(stored_part.origin, stored_part.part, arrays)
 
     def _load_rows(self, table: OracleTable, count: int, arrays: _Arrays) -> None:
         row_ids = arrays.take_ids(count)

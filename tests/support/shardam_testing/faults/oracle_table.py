@@ -81,22 +81,48 @@ class OracleTable:
         Raises:
             AssertionError: the step is not the table's next one, or a recorded factor is not what the options give.
         """
-        assert push.table_step == self.step + 1, f"table {self.spec.name}: step {push.table_step} comes after {self.step}"
-        step_factors = _check_factors(push, self.spec.name)
-        if self.spec.padding_idx is not None:
-            keep = row_ids != self.spec.padding_idx
-            row_ids, gradients = row_ids[keep], gradients[keep]
+        step_factors = self._check_step(push, 1)
+        row_ids, gradients = self.without_padding(row_ids, gradients)
         merged = reference.merge_gradients(row_ids, gradients, step_factors)
         assert merged.bad_rows.size == 0, f"table {self.spec.name}: a push was applied that had to be refused"
-        slots = self._slots(merged.row_ids)
-        steps = np.full(merged.row_ids.size, push.table_step, np.int64)
-        s = step_factors.step_factors(merged.row_ids.size)
+        self._update(push, merged.row_ids, merged.gradients, values, change_number)
+
+    def push_unscaled(
+        self, push: journal_pb2.TablePush, gradient: UnscaledGradient, values: RecordedRows, change_number: int
+    ) -> None:
+        """Makes one step of a group with the factors that the shard recorded.
+
+        Raises:
+            AssertionError: as push.
+        """
+        step_factors = self._check_step(push, gradient.contributions)
+        divided = gradient.sums / np.float32(step_factors.divisor)
+        self._update(push, gradient.row_ids, divided, values, change_number)
+
+    def _check_step(self, push: journal_pb2.TablePush, contributions: int) -> Factors:
+        assert push.table_step == self.step + 1, f"table {self.spec.name}: step {push.table_step} comes after {self.step}"
+        return _check_factors(push, self.spec.name, contributions)
+
+    def without_padding(self, row_ids: Int64s, gradients: Float32s) -> tuple[Int64s, Float32s]:
+        """Leaves out the padding row, which no push writes."""
+        if self.spec.padding_idx is None:
+            return row_ids, gradients
+        keep = row_ids != self.spec.padding_idx
+        return row_ids[keep], gradients[keep]
+
+    def _update(
+        self, push: journal_pb2.TablePush, row_ids: Int64s, gradients: Float32s, values: RecordedRows, change_number: int
+    ) -> None:
+        step_factors = read_factors(push.factors)
+        slots = self._slots(row_ids)
+        steps = np.full(row_ids.size, push.table_step, np.int64)
+        s = step_factors.step_factors(row_ids.size)
         if self.spec.step == "row":
-            steps, s = self._row_steps(merged.row_ids, push, values)
-        rounding = None if self.spec.dtype == "float32" else Rounding(self._seed, merged.row_ids, steps)
-        reference.adam_update(self._records, slots, merged.gradients, step_factors, RowSteps(s, rounding))
+            steps, s = self._row_steps(row_ids, push, values)
+        rounding = None if self.spec.dtype == "float32" else Rounding(self._seed, row_ids, steps)
+        reference.adam_update(self._records, slots, gradients, step_factors, RowSteps(s, rounding))
         self.step = push.table_step
-        for row_id in merged.row_ids.tolist():
+        for row_id in row_ids.tolist():
             row = self._rows[row_id]
             row.row_step += self.spec.step == "row"
             row.touched_step, row.change_number = push.table_step, change_number
@@ -162,6 +188,13 @@ class OracleTable:
         distinct = [row_id for row_id in np.unique(row_ids).tolist() if row_id != self.spec.padding_idx]
         return np.array([self._rows[row_id].row_step + 1 if row_id in self._rows else 1 for row_id in distinct], np.int64)
 
+    def weights(self, row_ids: Int64s) -> Float32s:
+        """Returns weights as a pull shows them, [N, dim]; a row that does not exist reads as it would start."""
+        slots = np.array([self._rows[row_id].slot if row_id in self._rows else -1 for row_id in row_ids.tolist()], np.int64)
+        out = np.empty((row_ids.size, self.spec.dim), np.float32)
+        reference.gather_weights(self._records, slots, row_ids, self._initial, out)
+        return out
+
     def rows(self) -> TableRows:
         """Returns all rows."""
         row_ids = np.array(sorted(self._rows), np.int64)
@@ -187,16 +220,35 @@ class RecordedRows:
     factors: Float32s
 
 
-def _check_factors(push: journal_pb2.TablePush, table: str) -> Factors:
+@dataclasses.dataclass(frozen=True, eq=False)
+class UnscaledGradient:
+    """A step's merged gradient of one table, not divided yet.
+
+    Attributes:
+        row_ids: int64 [U], distinct, ascending, without the padding row.
+        sums: float32 [U, dim], unscaled.
+        contributions: what a mean is divided by; 1: a sum.
+    """
+
+    row_ids: Int64s
+    sums: Float32s
+    contributions: int
+
+
+def read_factors(message: journal_pb2.StepFactors) -> Factors:
+    """Returns factors as they were recorded."""
+    return Factors(**{field.name: getattr(message, field.name) for field in dataclasses.fields(Factors)})  # the same names
+
+
+def _check_factors(push: journal_pb2.TablePush, table: str, contributions: int) -> Factors:
     """Returns the factors of a step as they were recorded.
 
     Raises:
         AssertionError: they are not those of its options.
     """
-    recorded = Factors(
-        **{field.name: getattr(push.factors, field.name) for field in dataclasses.fields(Factors)}  # the same names
-    )
-    expected = factors(_options(push.options), push.table_step, grad_scale=push.options.grad_scale)
+    recorded = read_factors(push.factors)
+    options = _options(push.options)
+    expected = factors(options, push.table_step, grad_scale=push.options.grad_scale, contributions=contributions)
     assert recorded == expected, f"table {table}, step {push.table_step}: recorded {recorded}, the options give {expected}"
     return recorded
 

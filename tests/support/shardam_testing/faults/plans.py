@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import random
 
 from shardam_testing.faults.network_faults import NetworkFault
@@ -17,13 +18,20 @@ class Acknowledged:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stepped:
+    """The moment when any member of a group has been through a step."""
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Elapsed:
     """The moment so many seconds after the plan began."""
 
     seconds: float
 
 
-When = Acknowledged | Elapsed
+When = Acknowledged | Stepped | Elapsed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +70,49 @@ class StopWorker:
 
     index: int
     seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class KillMember:
+    """SIGKILL of a member of a group; its launcher starts it again after a while, with one more restart counted.
+
+    Attributes:
+        index: of the members started, which may be dead already: then nothing is done.
+        again_after_s: how long it is away.
+    """
+
+    index: int
+    again_after_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class StopMember:
+    """SIGSTOP of a member of a group, and SIGCONT after a while."""
+
+    index: int
+    seconds: float
+
+
+class Phase(enum.Enum):
+    """How far a step of a sync group has come."""
+
+    STAGED = "parts staged"
+    ARRIVED = "one member arrived"
+    DECIDED = "decided, nobody told"
+    HALF = "half of them told"
+
+
+@dataclasses.dataclass(frozen=True)
+class KillInPhase:
+    """SIGKILL of a shard while a step of a sync group is kept from going on; the shard is started again.
+
+    Attributes:
+        phase: how far the step has come on all sides.
+        index: the shard.
+    """
+
+    phase: Phase
+    index: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +163,11 @@ class CutAll:
 
 ShardAction = KillShard | StopShard
 WorkerAction = KillWorker | StartWorker | StopWorker
+MemberAction = KillMember | StopMember
 RedisAction = KillRedis | StopRedis | FlushRedis
 AdminAction = KillAdmin | StopAdmin
 NetworkAction = Network | CutAll
-Action = ShardAction | WorkerAction | AdminAction | RedisAction | NetworkAction
+Action = ShardAction | KillInPhase | WorkerAction | MemberAction | AdminAction | RedisAction | NetworkAction
 
 
 @dataclasses.dataclass(frozen=True)

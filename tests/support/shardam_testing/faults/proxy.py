@@ -7,18 +7,37 @@ It runs on an event loop in a thread of its own; every method may be called from
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Self, TypeVar
 
-from shardam_testing.faults.network_faults import Direction, Fired, NetworkFault, Partition
-from shardam_testing.faults.traffic import ArmedFault, Connection, Traffic, abort
+from shardam_testing.faults.group_messages import GroupMessage
+from shardam_testing.faults.network_faults import Direction, Fired, MessageKind, NetworkFault, Partition
+from shardam_testing.faults.traffic import ArmedFault, Connection, Hold, Traffic, abort
 
 T = TypeVar("T")
 
 CONTROL_TIMEOUT_S = 60.0
 """The loop answers at once; longer means that it hangs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldMessages:
+    """What a hold has met so far; may be asked from any thread."""
+
+    _look: Callable[[], tuple[list[GroupMessage], list[GroupMessage]]]
+
+    @property
+    def held(self) -> list[GroupMessage]:
+        """Messages that are kept back."""
+        return self._look()[0]
+
+    @property
+    def passed(self) -> list[GroupMessage]:
+        """Messages that passed, of connections that the hold spares."""
+        return self._look()[1]
 
 
 class FaultProxy:
@@ -27,16 +46,17 @@ class FaultProxy:
     Args:
         name: whom it stands before, for what it notes.
         target_port: where connections go.
+        reads_messages: tell the messages of group steps in what passes, so that they can be kept back or lost.
 
     Attributes:
         address: where it listens, host:port.
     """
 
-    def __init__(self, name: str, target_port: int) -> None:
+    def __init__(self, name: str, target_port: int, *, reads_messages: bool = False) -> None:
         self.name = name
         self.address = ""
         self._target_port = target_port
-        self._traffic = Traffic(name)
+        self._traffic = Traffic(name, reads_messages=reads_messages)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy of {name}", daemon=True)
         self._server: asyncio.Server | None = None
@@ -55,6 +75,15 @@ class FaultProxy:
     def arm(self, fault: NetworkFault) -> ArmedFault:
         """Has a fault happen once, when its moment comes."""
         return self._call(lambda: self._traffic.arm(fault))
+
+    def hold(self, kind: MessageKind, from_step: int, pass_first: int = 0) -> HeldMessages:
+        """Keeps messages of a step and later ones back until `release`; arguments as Hold's."""
+        hold = self._call(lambda: self._traffic.hold(Hold(kind, from_step, pass_first)))
+        return HeldMessages(lambda: self._call(lambda: (list(hold.held), list(hold.passed))))
+
+    def release(self) -> None:
+        """Lets everything pass that is kept back."""
+        self._call(self._traffic.release)
 
     def partition(self) -> None:
         """Makes the shard unreachable until `heal`."""

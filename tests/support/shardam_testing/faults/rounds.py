@@ -88,6 +88,7 @@ class RoundResult:
         fired: kind of fault -> how often.
         num_changes: changes acknowledged to workers.
         num_comparisons: tables compared.
+        num_decisions: steps of groups that were decided, each compared on all shards and with one process.
         mismatches: what differed, or why the round could not end.
         seconds: how long it took.
     """
@@ -95,6 +96,7 @@ class RoundResult:
     fired: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     num_changes: int = 0
     num_comparisons: int = 0
+    num_decisions: int = 0
     mismatches: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
 
@@ -174,7 +176,9 @@ def run_round(planned: Round, folder: Path) -> RoundResult:
     """Runs a round; what goes wrong stands in its result."""
     start, result = time.monotonic(), RoundResult()
     try:
-        with running_fault_cluster(folder, planned.num_shards, with_admin=planned.with_admin, **planned.flags) as cluster:
+        with running_fault_cluster(
+            folder, planned.num_shards, with_admin=planned.with_admin, reads_messages=False, **planned.flags
+        ) as cluster:
             for seed in planned.seeds:
                 cluster.workers.start(seed, MANY, in_flight=planned.in_flight, pace_s=PACE_S)
             cluster.workers.started[0].wait_acknowledged(1)

@@ -11,7 +11,20 @@ import struct
 import threading
 
 from shardam_testing.faults.frames import AnswerCounter
-from shardam_testing.faults.network_faults import Cut, Delay, Direction, Drop, Fired, NetworkFault, Partition, Swallow, kind_of
+from shardam_testing.faults.group_messages import GroupMessage, GroupTraffic
+from shardam_testing.faults.network_faults import (
+    Cut,
+    Delay,
+    Direction,
+    Drop,
+    Fired,
+    Lose,
+    MessageKind,
+    NetworkFault,
+    Partition,
+    Swallow,
+    kind_of,
+)
 
 PIECE_BYTES = 65_536
 """Bytes of one read."""
@@ -40,38 +53,101 @@ class ArmedFault:
         assert self.fired.wait(timeout_s), f"waited {timeout_s:g} s for {self.fault} to fire"
 
 
+class Hold:
+    """Messages of a step that are kept back, on every connection that brings one, until they are released.
+
+    Args:
+        kind: which messages.
+        from_step: of this step and later ones.
+        pass_first: connections whose messages pass all the same, the first ones that bring any.
+
+    Attributes:
+        held: what was kept back; the rest of its connection's direction waits behind it.
+        passed: what passed all the same.
+    """
+
+    def __init__(self, kind: MessageKind, from_step: int, pass_first: int = 0) -> None:
+        self.held: list[GroupMessage] = []
+        self.passed: list[GroupMessage] = []
+        self._kind, self._from_step, self._pass_first = kind, from_step, pass_first
+        self._spared: list[Connection] = []
+        self._released = asyncio.Event()
+
+    def release(self) -> None:
+        """Lets everything pass; on the proxy's loop."""
+        self._released.set()
+
+    async def wait(self, connection: Connection, message: GroupMessage) -> None:
+        """Keeps a message back if it is one of those."""
+        if self._released.is_set() or message.kind != self._kind or message.step < self._from_step:
+            return
+        if connection not in self._spared and len(self._spared) < self._pass_first:
+            self._spared.append(connection)
+        if connection in self._spared:
+            self.passed.append(message)
+            return
+        self.held.append(message)
+        await self._released.wait()
+
+
 class Traffic:
     """What has passed and what is to happen.
 
     Args:
         name: whom the proxy stands before.
+        reads_messages: tell the messages of group steps, for Hold and Lose.
 
     Attributes:
         fired: what has happened, in order.
         bytes_seen: bytes that have gone each way.
         connections: those that are open.
         passing: cleared during a partition.
+        holds: messages that are kept back.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, reads_messages: bool = False) -> None:
         self.fired: list[Fired] = []
         self.bytes_seen: collections.Counter[Direction] = collections.Counter()
         self.connections: set[Connection] = set()
         self.passing = asyncio.Event()
         self.passing.set()
+        self.reads_messages = reads_messages
+        self.holds: list[Hold] = []
         self._name = name
         self._armed: list[ArmedFault] = []
 
     def arm(self, fault: NetworkFault) -> ArmedFault:
         """Has a fault happen once."""
-        armed = ArmedFault(fault, 0 if isinstance(fault, Swallow) else fault.after_bytes)
+        assert self.reads_messages or not isinstance(fault, Lose), "a proxy that reads no messages cannot lose one"
+        armed = ArmedFault(fault, 0 if isinstance(fault, Swallow | Lose) else fault.after_bytes)
         self._armed.append(armed)
         return armed
 
     def heal(self) -> None:
-        """Forgets what has not happened and ends a partition."""
+        """Forgets what has not happened, releases what is kept back, and ends a partition."""
         self._armed.clear()
+        self.release()
         self.passing.set()
+
+    def hold(self, hold: Hold) -> Hold:
+        """Begins to keep messages back."""
+        assert self.reads_messages, "a proxy that reads no messages cannot keep one back"
+        self.holds.append(hold)
+        return hold
+
+    def release(self) -> None:
+        """Releases everything that is kept back."""
+        for hold in self.holds:
+            hold.release()
+        self.holds.clear()
+
+    def lose(self, message: GroupMessage) -> ArmedFault | None:
+        """Returns the fault that loses a message."""
+        for armed in self._armed:
+            fault = armed.fault
+            if isinstance(fault, Lose) and fault.kind == message.kind and message.step >= fault.from_step:
+                return armed
+        return None
 
     def part(self, fault: Partition) -> None:
         """Begins a partition."""
@@ -99,7 +175,9 @@ class Traffic:
 
     def claim(self, direction: Direction, num_bytes: int) -> ArmedFault | None:
         """Takes the fault that happens first within the next bytes of a direction, so that one connection alone acts it out."""
-        due = [armed for armed in self._armed if not isinstance(armed.fault, Swallow) and armed.fault.direction is direction]
+        due = [
+            armed for armed in self._armed if not isinstance(armed.fault, Swallow | Lose) and armed.fault.direction is direction
+        ]
         first = min(due, key=lambda armed: armed.left_bytes, default=None)
         if first is None or first.left_bytes > num_bytes:
             return None
@@ -123,7 +201,7 @@ class Traffic:
         """Counts bytes that go a way."""
         self.bytes_seen[direction] += num_bytes
         for armed in self._armed:
-            if not isinstance(armed.fault, Swallow) and armed.fault.direction is direction:
+            if not isinstance(armed.fault, Swallow | Lose) and armed.fault.direction is direction:
                 armed.left_bytes = max(armed.left_bytes - num_bytes, 0)
 
 
@@ -143,6 +221,7 @@ class Connection:
         self._passing = asyncio.Event()
         self._passing.set()
         self._answers = AnswerCounter()
+        self._messages = GroupTraffic() if traffic.reads_messages else None
         self._swallow: ArmedFault | None = None
         self._num_swallowed = 0
 
@@ -176,8 +255,25 @@ class Connection:
     async def _pump(self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(PIECE_BYTES):
-                while data and not writer.transport.is_closing():
-                    data = await self._pass_piece(direction, data, writer)
+                start = 0
+                for end, message in () if self._messages is None else self._messages.feed(direction, data):
+                    await self._pass(direction, data[start : end - 1], writer)
+                    await self._meet(message)
+                    start = end - 1
+                await self._pass(direction, data[start:], writer)
+
+    async def _pass(self, direction: Direction, data: bytes, writer: asyncio.StreamWriter) -> None:
+        while data and not writer.transport.is_closing():
+            data = await self._pass_piece(direction, data, writer)
+
+    async def _meet(self, message: GroupMessage) -> None:
+        """Does what is to be done before the last byte of a message."""
+        for hold in list(self._traffic.holds):
+            await hold.wait(self, message)
+        armed = self._traffic.lose(message)
+        if armed is not None:
+            self._traffic.settle(armed, f"{message.kind} of step {message.step}, rank {message.rank}")
+            self.end(reset=True)
 
     async def _pass_piece(self, direction: Direction, data: bytes, writer: asyncio.StreamWriter) -> bytes:
         """Passes bytes up to the next fault, acts it out, and returns the rest."""

@@ -46,11 +46,12 @@ class Verified:
 def verify(cluster: FaultCluster) -> Verified:
     """Ends all faults, waits until every client that is gone is settled, and compares.
 
-    Every worker must have ended.
+    Every worker and every member must have ended.
     """
     cluster.heal()
     cluster.wait_ready()
     gone = {worker.noted.client_id for worker in cluster.workers.started} - {b""}
+    gone |= {life.client_id for member in cluster.members.started for life in member.noted.lives}
     settling = _Settling(cluster, gone)
     try:
         verified = Verified(wait_for("every client to be settled", settling.oracles, SETTLE_TIMEOUT_S))

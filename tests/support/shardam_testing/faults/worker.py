@@ -35,7 +35,7 @@ class Progress:
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def note(self, **values: int | str) -> None:
+    def note(self, **values: int | float | str) -> None:
         """Appends one line; it is the kernel's when this returns."""
         os.write(self._descriptor, (json.dumps(values) + "\n").encode())
 

@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from shardam_testing.processes import clean_environment
@@ -43,7 +43,7 @@ class Noted:
     error: dict[str, str] = dataclasses.field(default_factory=dict)
     done: bool = False
 
-    def take(self, line: Mapping[str, int | str]) -> None:
+    def take(self, line: Mapping[str, int | float | str]) -> None:
         """Takes one line."""
         match dict(line):
             case {"client": str(text)}:
@@ -61,8 +61,8 @@ class Noted:
 
 
 @dataclasses.dataclass
-class Worker:
-    """One worker process.
+class WorkerProcess:
+    """One process that trains and notes what it does.
 
     Attributes:
         name: "worker I".
@@ -81,21 +81,19 @@ class Worker:
     killed: bool = False
 
     def __post_init__(self) -> None:
-        self._noted = Noted()
         self._offset = 0
 
-    @property
-    def noted(self) -> Noted:
-        """What it has noted so far."""
-        if self.progress.exists():
-            with self.progress.open("rb") as stream:
-                stream.seek(self._offset)
-                for line in stream:
-                    if not line.endswith(b"\n"):
-                        break  # still being written
-                    self._offset += len(line)
-                    self._noted.take(json.loads(line))
-        return self._noted
+    def new_lines(self) -> Iterator[dict[str, int | float | str]]:
+        """Yields the lines of the progress file that have been written since the last call."""
+        if not self.progress.exists():
+            return
+        with self.progress.open("rb") as stream:
+            stream.seek(self._offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    break  # still being written
+                self._offset += len(line)
+                yield json.loads(line)
 
     @property
     def alive(self) -> bool:
@@ -121,6 +119,30 @@ class Worker:
         """Continues it."""
         self.process.send_signal(signal.SIGCONT)
 
+    def wait(self, timeout_s: float = 100.0) -> int:
+        """Waits for its end and returns the exit status."""
+        return self.process.wait(timeout_s)
+
+    def log_text(self) -> str:
+        """Returns its output."""
+        return self.log.read_text()
+
+
+@dataclasses.dataclass
+class Worker(WorkerProcess):
+    """A worker without a group."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._noted = Noted()
+
+    @property
+    def noted(self) -> Noted:
+        """What it has noted so far."""
+        for line in self.new_lines():
+            self._noted.take(line)
+        return self._noted
+
     def wait_acknowledged(self, number: int, timeout_s: float = 100.0) -> None:
         """Waits until a number has been acknowledged.
 
@@ -135,13 +157,38 @@ class Worker:
 
         wait_for(f"{self.name} to have number {number} acknowledged", reached, timeout_s)
 
-    def wait(self, timeout_s: float = 100.0) -> int:
-        """Waits for its end and returns the exit status."""
-        return self.process.wait(timeout_s)
 
-    def log_text(self) -> str:
-        """Returns its output."""
-        return self.log.read_text()
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How worker processes of one cluster are started.
+
+    Attributes:
+        url: Redis URL of the cluster.
+        folder: for progress files and logs.
+        cluster: its name.
+    """
+
+    url: str
+    folder: Path
+    cluster: str = "test"
+
+    def start(
+        self, module: str, name: str, options: Mapping[str, object], **environment: str
+    ) -> tuple[subprocess.Popen[bytes], Path, Path]:
+        """Starts a worker module of this package; returns its process, its progress file and its log."""
+        stem = self.folder / name.replace(" ", "-")
+        progress, log = stem.with_suffix(".progress"), stem.with_suffix(".log")
+        given = {"url": self.url, "cluster": self.cluster, "progress": progress, **options}
+        arguments = [part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"shardam_testing.faults.{module}", *arguments],
+                env=clean_environment(PYTHONPATH=str(SUPPORT), **environment),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+            )
+        return process, progress, log
 
 
 @dataclasses.dataclass
@@ -162,18 +209,8 @@ class Workers:
     def start(self, seed: int, count: int, **options: float) -> Worker:
         """Starts a worker; options are those of worker.py."""
         name = f"worker {len(self.started)}"
-        stem = self.folder / name.replace(" ", "-")
-        progress, log = stem.with_suffix(".progress"), stem.with_suffix(".log")
-        given = {"url": self.url, "cluster": self.cluster, "seed": seed, "count": count, "progress": progress, **options}
-        arguments = [part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", str(value))]
-        with log.open("wb") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "shardam_testing.faults.worker", *arguments],
-                env=clean_environment(PYTHONPATH=str(SUPPORT)),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-            )
+        launch = Launch(self.url, self.folder, self.cluster)
+        process, progress, log = launch.start("worker", name, {"seed": seed, "count": count, **options})
         worker = Worker(name, seed, process, progress, log)
         self.started.append(worker)
         return worker

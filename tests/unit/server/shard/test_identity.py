@@ -47,7 +47,6 @@ def test_a_complete_header_and_one_without_optional_fields_pass(identity: ShardI
         ("epoch", 3, "STALE_ROUTE"),
         ("num_chunks", 2, "BAD_OPTION"),
         ("chunk_index", 1, "BAD_OPTION"),
-        ("step", 1, "BAD_OPTION"),
         ("rank", 1, "BAD_OPTION"),
         ("client_id", b"short", "BAD_OPTION"),
     ],
@@ -58,6 +57,14 @@ def test_each_wrong_field_has_its_reason(identity: ShardIdentity, field: str, va
     with pytest.raises(ShardamError) as error:
         identity.check(header)
     assert error.value.reason == reason
+
+
+def test_a_step_passes_with_and_without_a_rank(identity: ShardIdentity) -> None:
+    header = good_header(identity)
+    header.step = 7
+    identity.check(header)
+    header.rank = 3
+    identity.check(header)
 
 
 def test_a_chunk_passes_only_where_the_caller_takes_chunks(identity: ShardIdentity) -> None:
