@@ -20,7 +20,7 @@ from shardam_server.shard.journal.base_writer import BaseCopy, BaseReport
 from shardam_server.shard.journal.options import JournalOptions
 from shardam_server.shard.journal.store import StateStore
 from shardam_server.shard.last_numbers import settle_number
-from shardam_server.shard.records import CpuDevice
+from shardam_server.shard.records import CpuDevice, Device
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection, RowWrite, Table, table_from_info
 from shardam_testing.group_changes import group_changes
@@ -47,12 +47,12 @@ def new_state() -> ShardState:
     return ShardState(DEVICE)
 
 
-def make_tables() -> list[Table]:
+def make_tables(device: Device = DEVICE) -> list[Table]:
     infos = [
         common_pb2.TableInfo(spec=spec.to_proto(), table_id=2**61 + place, table_seed=90 + place)
         for place, spec in enumerate(SPECS)
     ]
-    return [table_from_info(info, DEVICE.make_records) for info in infos]
+    return [table_from_info(info, device.make_records) for info in infos]
 
 
 def push(rng: np.random.Generator, *names: str, client_id: bytes = CLIENTS[0], num_rows: int = 6) -> Change:

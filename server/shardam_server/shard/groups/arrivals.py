@@ -152,4 +152,4 @@ def _needs_check(parts: Iterable[StagedPart], arrivals: Mapping[bytes, Arrival])
             if not peak >= 0:  # no magnitude: it would hide another rank's; NaN is none, either
                 return True
             sums[table_id] = sums.get(table_id, 0.0) + peak
-    return any(not total < SURE_LIMIT for total in sums.values())
+    return any(total >= SURE_LIMIT for total in sums.values())

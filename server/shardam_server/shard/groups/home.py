@@ -111,12 +111,11 @@ class HomeGroups:
         entry = state.groups.find(asked.group)
         group = Group(asked.group, asked.terms, former_version) if entry is None else entry.group
         step = former_step if entry is None else entry.step
-        if asked.terms.mode == "sync":
-            first_step = step + 1
-        else:
-            first_step = slowest_clock(state, group) + 1 if group.members else 1
+        begins_after = step
+        if asked.terms.mode == "bounded":
+            begins_after = slowest_clock(state, group) if group.members else 0
         others = [other.group for other in state.groups if other.group.name != asked.group]
-        joined = roster.join(group, others, asked, first_step, self._silences(group))
+        joined = roster.join(group, others, asked, begins_after + 1, self._silences(group))
         if joined.group is not group:
             set_group(state, joined.group, step)
             member = joined.group.member(asked.client_id)
