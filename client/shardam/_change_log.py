@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable
 
 from shardam._changes import AnyChange
+from shardam._contributions import Contribution
 from shardam._lane import Lane
 from shardam._session import Session
+from shardam._waiting import StepWait
 
 MAX_IN_FLIGHT = 8
 """Numbers without an outcome at a time; the protocol allows 32. Two or three hide the wire, and the rest a shard that pauses;
@@ -72,8 +74,16 @@ class ChangeLog:
     def _note(self, change: AnyChange) -> None:
         for lane in self._lanes:
             lane.go_on()
+        if self._membership is not None and isinstance(change, Contribution) and change.waits_for_members:
+            self._say_wait(self._membership.wait, change)
         if change.settled:
             del self._unsettled[change.number]
             if self._membership is not None:
                 self._membership.settle(change)
         self._noted(change)
+
+    def _say_wait(self, wait: StepWait, change: Contribution) -> None:
+        if change.missing:
+            wait.note(change.step, change.missing, change.absent)
+        else:
+            wait.begin()

@@ -31,6 +31,8 @@ class Contribution:
         refusals: why other shards refused their parts for good.
         closed: of these, the ones on which the number was closed by hand.
         peaks: table id -> the largest magnitude of its gradients on any shard.
+        missing: ranks that the step waits for, as home said last; empty: not known.
+        absent: of these, the ones that nobody has joined as.
         result: how the step ended; None: not known yet.
     """
 
@@ -42,6 +44,8 @@ class Contribution:
     refusals: dict[int, ShardamError] = dataclasses.field(default_factory=dict)
     closed: set[int] = dataclasses.field(default_factory=set)
     peaks: dict[int, float] = dataclasses.field(default_factory=dict)
+    missing: list[int] = dataclasses.field(default_factory=list)
+    absent: list[int] = dataclasses.field(default_factory=list)
     result: group_pb2.StepResult | None = None
 
     @property
@@ -124,6 +128,7 @@ class Contribution:
                     self.result = response.push.result
                 return True
             case Turn.ARRIVE:
+                self.missing, self.absent = list(response.arrive.missing_ranks), list(response.arrive.absent_ranks)
                 if response.arrive.HasField("result"):
                     self.result = response.arrive.result
                 return self.result is not None

@@ -26,6 +26,10 @@ from shardam_proto.v1 import embedding_pb2
 logger = logging.getLogger(__name__)
 
 
+LONGEST_ARRIVE_S = 10.0
+"""Home says at least this often whom a step waits for, however long shard_timeout_s is."""
+
+
 @dataclasses.dataclass(eq=False)
 class _Waiting:
     """A change of which this shard has yet to be told something.
@@ -193,6 +197,8 @@ class Lane:
     def _new_attempt(self, waiting: _Waiting, turn: Turn) -> StreamRequest:
         change, shard, try_s = waiting.change, self._link.index, self._session.try_s
         budget_s = try_s * BUDGET_SHARE if change.step else try_s
+        if turn is Turn.ARRIVE:
+            budget_s = min(budget_s, LONGEST_ARRIVE_S)
         header = self._session.header(self._link, change.number, budget_s, change.step)
 
         def settled(reply: Reply) -> None:

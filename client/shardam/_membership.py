@@ -11,6 +11,7 @@ from shardam._calls import ShardCall
 from shardam._changes import AnyChange
 from shardam._group import GroupOptions
 from shardam._recovery import recover
+from shardam._waiting import StepWait
 from shardam_proto.errors import GroupMismatch, ShardamError, make_error
 from shardam_proto.v1 import embedding_pb2
 
@@ -30,11 +31,13 @@ class Membership:
     Attributes:
         step: sync: the step that it works on, one after the last that was decided with it; bounded: its clock after the next
             push.
+        wait: how long its step has waited for other members.
     """
 
     def __init__(self, options: GroupOptions, first_step: int) -> None:
         self.options = options
         self.step = first_step
+        self.wait = StepWait(options)
 
     def enter(self, change: AnyChange) -> None:
         """Gives a change its step when it gets its number.
@@ -79,7 +82,7 @@ def join(session: Session, options: GroupOptions, deadline: Deadline) -> Members
             if "silence_s" not in error.metadata:
                 raise
             if refused_since is None:
-                logger.info("%s cannot join yet: %s", options, error)
+                logger.warning("%s cannot join yet, trying again for %.0f s: %s", options, deadline.remaining_s, error)
                 refused_since = time.monotonic()
             elif float(error.metadata["silence_s"]) < sent_at - refused_since:
                 raise  # whoever is in the way lives

@@ -108,14 +108,17 @@ class Pusher:
             self._wait(done)
         self.raise_error()
 
-    def finish(self) -> None:
+    def finish(self, *, for_members: bool = True) -> None:
         """Waits for what is queued, at the end; an error that no caller has seen yet is raised.
+
+        Args:
+            for_members: as flush.
 
         Raises:
             ShardamError: a queued change failed.
         """
         if not self._session.ended:
-            self.flush()
+            self.flush(for_members=for_members)
             return
         with self._changed:
             error = self._errors.popleft() if self._errors else None

@@ -25,6 +25,7 @@ from shardam._link import ShardLink
 from shardam._membership import Membership, join
 from shardam._recovery import recover
 from shardam._threads import CallThreads
+from shardam._waiting import ranks_of
 from shardam_proto.errors import ClientClosed, ShardamError, VersionMismatch, WrongCluster, make_error
 from shardam_proto.limits import CLIENT_ID_BYTES, MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from shardam_proto.registry import ClusterView, Keys
@@ -153,6 +154,8 @@ class Session:
             ShardamError: the shard's reason.
         """
         deadline, backoff = Deadline(self.options.shard_timeout_s), Backoff()
+        if request.step and self.membership is not None:
+            self.membership.wait.begin()
         while True:
             self.check()
             incarnation = request.link.incarnation
@@ -184,7 +187,10 @@ class Session:
     def _waits_for_members(self, step: int, error: ShardamError) -> bool:
         """True: a shard has kept a read for its whole budget because members of a bounded group are too far behind."""
         membership = self.membership
-        return bool(step) and membership is not None and not membership.options.is_sync and "budget_s" in error.metadata
+        if not step or membership is None or membership.options.is_sync or "budget_s" not in error.metadata:
+            return False
+        membership.wait.note(step, ranks_of(error.metadata, "missing_ranks"), ranks_of(error.metadata, "absent_ranks"))
+        return True
 
     def header(self, link: ShardLink, number: int, budget_s: float, step: int = 0) -> common_pb2.RequestHeader:
         """Returns the header of a new request to a shard.

@@ -301,10 +301,16 @@ class Cluster:
         """Sends what is queued, says goodbye to the shards and closes the connections. May be called again.
 
         A member of a sync group first waits until the step that it has contributed to is decided, then leaves the group.
+        A `with` that an exception ends, Ctrl-C among them, does not wait for other members: a contribution that every shard
+        has counts if they arrive within client_lease_s, and what is queued behind it is dropped.
 
         Raises:
             ShardamError: a queued push failed; everything is closed all the same.
         """
+        self._close(for_members=True)
+
+    def _close(self, *, for_members: bool) -> None:
+        """Closes; for_members: False: without waiting for other members of a sync group."""
         with self._close_lock:
             if self._closed:
                 return
@@ -314,7 +320,7 @@ class Cluster:
                 return
             session, pusher = self._client
             try:
-                pusher.finish()
+                pusher.finish(for_members=for_members)
             finally:
                 pusher.close()
                 session.close()
@@ -325,7 +331,8 @@ class Cluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            self.close()
+            # After an error, Ctrl-C among them, other ranks may never come: what happened is to be seen now.
+            self._close(for_members=error is None)
         except ShardamError as problem:
             if error is None:
                 raise

@@ -348,6 +348,8 @@ class ArriveResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    MISSING_RANKS_FIELD_NUMBER: _builtins.int
+    ABSENT_RANKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Header."""
@@ -356,15 +358,25 @@ class ArriveResponse(_message.Message):
     def result(self) -> _group_pb2.StepResult:
         """How it ended. Absent: not decided within the message's budget; send Arrive again."""
 
+    @_builtins.property
+    def missing_ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """If it is not decided: the ranks that it waits for, ascending."""
+
+    @_builtins.property
+    def absent_ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of these, the ranks that nobody has joined as."""
+
     def __init__(
         self,
         *,
         header: _common_pb2.ResponseHeader | None = ...,
         result: _group_pb2.StepResult | None = ...,
+        missing_ranks: _abc.Iterable[_builtins.int] | None = ...,
+        absent_ranks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_ranks", b"absent_ranks", "header", b"header", "missing_ranks", b"missing_ranks", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

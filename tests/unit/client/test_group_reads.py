@@ -71,6 +71,22 @@ def test_a_training_pull_waits_until_the_step_that_was_pushed_is_decided(member:
     assert [header.step for header in pulls(member)] == [2, 2]
 
 
+def test_a_block_that_an_exception_leaves_does_not_wait_for_other_ranks(member: ScriptedMember) -> None:
+    member.group.hold()
+
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt), member.cluster:
+            queue(member)
+            queue(member)
+            raise KeyboardInterrupt
+
+    leaving = Running(interrupted)
+    assert leaving.outcome() is None
+    numbers = [None if shard.staged is None else shard.staged.number for shard in member.shards]
+    assert numbers == [1, 1]  # it may still be counted
+    assert not member.group.results
+
+
 def test_a_training_pull_raises_that_the_step_before_was_refused_and_the_next_one_reads(member: ScriptedMember) -> None:
     member.group.refusals.append(StepTimeout("rank 2 did not arrive"))
     queue(member)

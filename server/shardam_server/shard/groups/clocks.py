@@ -22,6 +22,16 @@ def slowest_clock(state: ShardState, group: Group) -> int:
     return min(clocks)
 
 
+def ranks_behind(state: ShardState, group: Group, member: Member) -> tuple[list[int], list[int]]:
+    """Returns the ranks that a training pull of a member waits for here, ascending; and of these those still to come."""
+    clock, bound = clock_of(state, member), group.terms.max_staleness
+    late = [one.rank for one in group.members if clock - clock_of(state, one) > bound]
+    absent = group.missing_ranks()
+    if absent and clock - (min(one.first_step for one in group.members) - 1) <= bound:
+        absent = []
+    return sorted({*late, *absent}), absent
+
+
 def check_clock_of_push(state: ShardState, header: common_pb2.RequestHeader) -> None:
     """Checks that a push, or the close of one, brings the clock of a bounded group's member forward by one.
 

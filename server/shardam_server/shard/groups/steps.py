@@ -105,11 +105,19 @@ class HomeSteps:
                 await self._wait(changed, deadline - time.monotonic())
                 if time.monotonic() < deadline and shard.is_serving:
                     continue
-            else:
-                await shard.state.journal.durable()
-            return embedding_pb2.ArriveResponse(
-                header=shard.header(header, header.number if result else 0), result=encode_result(result)
-            )
+                return self._undecided(request, name)
+            await shard.state.journal.durable()
+            return embedding_pb2.ArriveResponse(header=shard.header(header, header.number), result=encode_result(result))
+
+    def _undecided(self, request: embedding_pb2.ArriveRequest, name: str) -> embedding_pb2.ArriveResponse:
+        """Answers that a step is not decided, and for whom it waits, which the member says to its user."""
+        answer = embedding_pb2.ArriveResponse(header=self._shard.header(request.header, 0))
+        entry = self._shard.state.groups.find(name)
+        if entry is not None:
+            present = {member.rank for member in entry.group.members}
+            answer.missing_ranks.extend(missing_ranks(entry.group, self._pending.of(name).arrived_at(entry)))
+            answer.absent_ranks.extend(rank for rank in answer.missing_ranks if rank not in present)
+        return answer
 
     def _standing(self, request: embedding_pb2.ArriveRequest) -> tuple[StepResult | None, str]:
         """Returns how a member's step has ended, if it has, and the group; on the sequencer's thread."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from shardam_proto.errors import ShardNotReady
 from shardam_proto.v1 import common_pb2
-from shardam_server.shard.groups.clocks import clock_of, slowest_clock
+from shardam_server.shard.groups.clocks import clock_of, ranks_behind, slowest_clock
 from shardam_server.shard.groups.entries import GroupEntry
 from shardam_server.shard.metrics import ShardMetrics
 from shardam_server.shard.state import ShardState
@@ -59,6 +59,16 @@ def pull_passage(state: ShardState, header: common_pb2.RequestHeader) -> Passage
 
 def _after_step(entry: GroupEntry, header: common_pb2.RequestHeader) -> Passage | None:
     return Passage() if entry.step >= header.step - 1 else None
+
+
+def waits_for(state: ShardState, header: common_pb2.RequestHeader) -> dict[str, str]:
+    """Returns whom a training pull of a bounded group's member waits for, as an error's metadata; empty: nobody."""
+    found = state.groups.of_client(header.client_id) if header.step else None
+    if found is None or found[0].group.terms.mode != "bounded":
+        return {}
+    ranks, absent = ranks_behind(state, found[0].group, found[1])
+    lists = {"missing_ranks": ranks, "absent_ranks": absent}
+    return {name: ",".join(map(str, listed)) for name, listed in lists.items() if listed}
 
 
 def require_passage(passage_of: PassageOf, state: ShardState, header: common_pb2.RequestHeader) -> Passage:

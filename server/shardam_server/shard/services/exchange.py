@@ -21,6 +21,7 @@ from shardam_proto.v1 import common_pb2, embedding_pb2, shard_pb2
 from shardam_server.shard.chunks import ChunkedPart
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.front import encoded_size, explain, is_cancelled
+from shardam_server.shard.groups.waits import waits_for
 from shardam_server.shard.parking import Window
 from shardam_server.shard.services.exchange_chunks import StreamChunks, is_chunk
 from shardam_server.shard.services.exchange_order import Answer, Apply, StreamOrder, within_budget
@@ -230,10 +231,14 @@ class ExchangeStream:
 
     def _pull(self, request: embedding_pb2.PullRequest) -> Answer:
         """Lets a pull read once it may, within its budget."""
-        allowed = self._order.pull(request.header)
+        header = request.header
+        allowed = self._order.pull(header)
+
+        def behind() -> dict[str, str]:
+            return waits_for(self._shard.state, header)
 
         async def read() -> bytes:
-            async with within_budget(request.header, "the pull", "pull again, or with more time"):
+            async with within_budget(header, "the pull", "pull again, or with more time", behind):
                 return await self._work.pulls.read_on_stream(request, await allowed())
 
         return read

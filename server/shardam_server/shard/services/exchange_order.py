@@ -100,13 +100,16 @@ class StreamOrder:
 
 
 @contextlib.asynccontextmanager
-async def within_budget(header: common_pb2.RequestHeader, what: str, remedy: str) -> AsyncIterator[None]:
+async def within_budget(
+    header: common_pb2.RequestHeader, what: str, remedy: str, waits_for: Callable[[], dict[str, str]] = dict
+) -> AsyncIterator[None]:
     """Ends a wait after the time that its message has; zero: it has all the time.
 
     Args:
         header: of the message.
         what: what waits.
         remedy: what became of it, and what to do.
+        waits_for: returns for whom it still waits when the time is up, for the error's metadata.
 
     Raises:
         ShardUnreachable: the time is up.
@@ -116,5 +119,6 @@ async def within_budget(header: common_pb2.RequestHeader, what: str, remedy: str
             yield
     except TimeoutError:
         raise ShardUnreachable(
-            f"{what} waited for its budget of {header.budget_s:g} s; {remedy}", metadata={"budget_s": str(header.budget_s)}
+            f"{what} waited for its budget of {header.budget_s:g} s; {remedy}",
+            metadata={"budget_s": str(header.budget_s), **waits_for()},
         ) from None

@@ -112,9 +112,12 @@ async def test_a_group_that_starts_waits_for_all_its_ranks(shards: ShardGroup) -
     push(shards, RANK_0, 0, 1)
     answer = await shards.groups.steps.arrive(arrive_request(RANK_0, 0, 1, budget_s=0.05))
     assert not answer.HasField("result")
+    assert (list(answer.missing_ranks), list(answer.absent_ranks)) == ([1], [1])
     [(group, step, missing, _)] = shards.groups.waiting()
     assert (group.name, step, missing) == ("workers", 1, [1])
     await join(shards, RANK_1, 1)
+    answer = await shards.groups.steps.arrive(arrive_request(RANK_0, 0, 1, budget_s=0.05))
+    assert (list(answer.missing_ranks), list(answer.absent_ranks)) == ([1], [])
     push(shards, RANK_1, 1, 1)
     answer = await shards.groups.steps.arrive(arrive_request(RANK_1, 1, 1))
     assert answer.result.num_contributions == 2

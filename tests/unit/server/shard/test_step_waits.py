@@ -15,7 +15,7 @@ from shardam_proto.v1 import common_pb2
 from shardam_server.shard.clients import Origin
 from shardam_server.shard.groups.changes import decide, set_group
 from shardam_server.shard.groups.clocks import clock_of, slowest_clock
-from shardam_server.shard.groups.values import Decision, Group, GroupTerms, Member
+from shardam_server.shard.groups.values import NEVER_COMPLETE, Decision, Group, GroupTerms, Member
 from shardam_server.shard.groups.waits import (
     Passage,
     PassageOf,
@@ -23,6 +23,7 @@ from shardam_server.shard.groups.waits import (
     change_passage,
     pull_passage,
     require_passage,
+    waits_for,
 )
 from shardam_server.shard.metrics import ShardMetrics
 from shardam_server.shard.records import CpuDevice
@@ -233,3 +234,27 @@ def test_a_request_that_cannot_wait_is_refused_to_be_sent_again() -> None:
             require_passage(passage_of, shard.state, ahead)
         assert require_passage(passage_of, shard.state, due) == Passage()
     assert require_passage(pull_passage, shard.state, common_pb2.RequestHeader()) == Passage()
+
+
+def test_a_pull_that_waits_in_a_bounded_group_says_for_whom() -> None:
+    shard = Shard(GroupTerms("bounded", 3, 1))
+    header = common_pb2.RequestHeader(client_id=CLIENTS[0], step=1)
+    assert waits_for(shard.state, header) == {}
+    shard.tick(0)
+    shard.tick(0)
+    shard.tick(1)
+    assert waits_for(shard.state, header) == {"missing_ranks": "2"}
+    shard.leave(2)
+    assert waits_for(shard.state, header) == {}
+    assert waits_for(shard.state, common_pb2.RequestHeader(client_id=OUTSIDER, step=1)) == {}
+
+
+def test_a_pull_that_waits_for_ranks_that_never_came_says_so() -> None:
+    shard = Shard(GroupTerms("bounded", 3, 1))
+    shard.group = dataclasses.replace(shard.group, members=shard.group.members[:1], complete_restart_count=NEVER_COMPLETE)
+    set_group(shard.state, shard.group, 0)
+    shard.tick(0)
+    header = common_pb2.RequestHeader(client_id=CLIENTS[0], step=2)
+    assert waits_for(shard.state, header) == {}
+    shard.tick(0)
+    assert waits_for(shard.state, header) == {"missing_ranks": "1,2", "absent_ranks": "1,2"}
