@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Mapping
 
@@ -112,7 +113,7 @@ def group_options(request: GroupRequest, environment: Mapping[str, str]) -> Grou
     world_size = _from_launcher("world_size", request.world_size, WORLD_SIZE_VARIABLE, environment, request.mode)
     rank = _from_launcher("rank", request.rank, RANK_VARIABLE, environment, request.mode)
     if world_size < 1:
-        raise BadOption(f"world_size must be at least 1, got {world_size}")
+        raise BadOption(f"world_size must be at least 1, the number of workers, got {world_size}")
     if rank >= world_size:
         raise BadOption(f"rank must be 0 to world_size - 1 = {world_size - 1}, got {rank}; pass both, or run under torchrun")
     restarts = environment.get(RESTART_COUNT_VARIABLE)
@@ -125,8 +126,8 @@ def _refuse_group_arguments(request: GroupRequest) -> None:
     given += ["reduce"] if request.reduce != "mean" else []
     if given:
         raise BadOption(
-            f"{', '.join(given)} belong to a group of workers, and mode='async' has none; pass mode='sync' or mode='bounded:N' "
-            "with it, or leave it out"
+            f"only a group of workers has {', '.join(given)}, and mode='async' has no group; pass mode='sync' or "
+            f"mode='bounded:N', or leave {'it' if len(given) == 1 else 'them'} out"
         )
 
 
@@ -137,22 +138,31 @@ def _max_staleness(mode: str) -> int | None:
     found = re.fullmatch(r"bounded:([0-9]{1,10})", mode) if isinstance(mode, str) else None
     if found is None or int(found[1]) > _MAX_UINT32:
         raise BadOption(
-            f"mode must be 'async', 'sync' or 'bounded:N' (N >= 0: how many steps a worker may be behind), got {mode!r}"
+            "mode must be 'async', 'sync' or 'bounded:N', such as 'bounded:4' (N >= 0: how many steps a worker may be behind), "
+            f"got {mode!r}"
         )
     return int(found[1])
 
 
 def _from_launcher(name: str, given: int | None, variable: str, environment: Mapping[str, str], mode: str) -> int:
-    if given is not None:
-        if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= _MAX_UINT32:
-            raise BadOption(f"{name} must be an integer from 0 to {_MAX_UINT32}, got {given!r}")
-        return given
-    if variable not in environment:
-        raise BadOption(f"mode={mode!r} needs {name}: pass {name}=, or run under torchrun, which sets {variable}")
-    return _from_environment(variable, environment[variable])
+    if given is None:
+        if variable not in environment:
+            raise BadOption(
+                f"mode={mode!r} needs rank= and world_size=, or torchrun, which sets {RANK_VARIABLE} and "
+                f"{WORLD_SIZE_VARIABLE}; there is no {name}"
+            )
+        return _from_environment(variable, environment[variable])
+    try:
+        number = -1 if isinstance(given, bool) else operator.index(given)  # a NumPy integer is one, a string is none
+    except TypeError:
+        number = -1
+    if not 0 <= number <= _MAX_UINT32:
+        remedy = f"; under torchrun leave it out, else pass int({given!r})" if isinstance(given, str) else ""
+        raise BadOption(f"{name} must be an integer of at least {0 if name == 'rank' else 1}, got {given!r}{remedy}")
+    return number
 
 
 def _from_environment(variable: str, value: str) -> int:
     if re.fullmatch(r"[0-9]{1,10}", value) is None or int(value) > _MAX_UINT32:
-        raise BadOption(f"the environment's {variable} must be an integer from 0 to {_MAX_UINT32}, got {value!r}")
+        raise BadOption(f"the environment's {variable} must be an integer of at least 0, got {value!r}; torchrun sets it")
     return int(value)

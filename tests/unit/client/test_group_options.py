@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 import shardam
@@ -45,16 +46,24 @@ PLACE = {"rank": 0, "world_size": 2}
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
-        ({"mode": "sync"}, {}, "needs world_size: pass world_size=, or run under torchrun, which sets WORLD_SIZE"),
-        ({"mode": "bounded:1", "world_size": 2}, {}, "needs rank: pass rank=, or run under torchrun, which sets RANK"),
-        ({"mode": "sync"}, {"RANK": "x", "WORLD_SIZE": "2"}, "the environment's RANK must be an integer from 0 to"),
-        ({"mode": "sync"}, {"RANK": "0", "WORLD_SIZE": "-1"}, "the environment's WORLD_SIZE must be an integer from 0 to"),
+        ({"mode": "sync"}, {}, "needs rank= and world_size=, or torchrun, which sets RANK and WORLD_SIZE; there is no world"),
+        ({"mode": "bounded:1", "world_size": 2}, {}, "or torchrun, which sets RANK and WORLD_SIZE; there is no rank"),
+        ({"mode": "sync"}, {"RANK": "x", "WORLD_SIZE": "2"}, "the environment's RANK must be an integer of at least 0, got"),
+        (
+            {"mode": "sync"},
+            {"RANK": "0", "WORLD_SIZE": "-1"},
+            "the environment's WORLD_SIZE must be an integer of at least 0, got",
+        ),
         ({"mode": "sync", **PLACE}, {"TORCHELASTIC_RESTART_COUNT": ""}, "TORCHELASTIC_RESTART_COUNT must be an integer"),
         ({"mode": "sync", "rank": 2, "world_size": 2}, {}, "rank must be 0 to world_size - 1 = 1, got 2"),
-        ({"mode": "sync", "rank": -1, "world_size": 2}, {}, "rank must be an integer from 0 to 4294967295, got -1"),
-        ({"mode": "sync", "rank": True, "world_size": 2}, {}, "rank must be an integer from 0 to 4294967295, got True"),
-        ({"mode": "sync", "rank": "0", "world_size": 2}, {}, "rank must be an integer from 0 to 4294967295, got '0'"),
-        ({"mode": "sync", "rank": 0, "world_size": 0}, {}, "world_size must be at least 1, got 0"),
+        ({"mode": "sync", "rank": -1, "world_size": 2}, {}, "rank must be an integer of at least 0, got -1"),
+        ({"mode": "sync", "rank": True, "world_size": 2}, {}, "rank must be an integer of at least 0, got True"),
+        (
+            {"mode": "sync", "rank": "0", "world_size": 2},
+            {},
+            "rank must be an integer of at least 0, got '0'; under torchrun leave it out, else pass int('0')",
+        ),
+        ({"mode": "sync", "rank": 0, "world_size": 0}, {}, "world_size must be at least 1, the number of workers, got 0"),
         ({"mode": "sync", "reduce": "max", **PLACE}, {}, "reduce must be 'mean' or 'sum', got 'max'"),
         ({"mode": "bounded:1", "reduce": "sum", **PLACE}, {}, "reduce='sum' is for mode='sync'"),
         ({"mode": "sync", "group": "a b", **PLACE}, {}, "group name"),
@@ -65,8 +74,8 @@ PLACE = {"rank": 0, "world_size": 2}
         ({"mode": "bounded:9999999999", **PLACE}, {}, "got 'bounded:9999999999'"),
         ({"mode": "Sync", **PLACE}, {}, "got 'Sync'"),
         ({"mode": None, **PLACE}, {}, "got None"),
-        ({"rank": 0}, {}, "rank belong to a group of workers, and mode='async' has none"),
-        ({"group": "a", "world_size": 2, "reduce": "sum"}, {}, "group, world_size, reduce belong to a group of workers"),
+        ({"rank": 0}, {}, "only a group of workers has rank, and mode='async' has no group; pass"),
+        ({"group": "a", "world_size": 2, "reduce": "sum"}, {}, "only a group of workers has group, world_size, reduce, and"),
     ],
     ids=str,
 )
@@ -83,3 +92,10 @@ def test_what_cannot_be_is_refused_with_the_remedy_before_any_connection(
         monkeypatch.setenv(name, value)
     with pytest.raises(BadOption, match=re.escape(said)):
         shardam.connect("redis://127.0.0.1:1/0", **arguments)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_rank_may_be_any_kind_of_integer() -> None:
+    request = GroupRequest("sync", rank=np.int64(1), world_size=np.int32(2))  # type: ignore[arg-type]  # what users compute
+    place = group_options(request, {})
+    assert place is not None
+    assert (type(place.rank), place.rank, type(place.world_size), place.world_size) == (int, 1, int, 2)

@@ -74,13 +74,17 @@ def test_a_training_pull_waits_until_the_step_that_was_pushed_is_decided(member:
 def test_a_block_that_an_exception_leaves_does_not_wait_for_other_ranks(member: ScriptedMember) -> None:
     member.group.hold()
 
-    def interrupted() -> None:
-        with pytest.raises(KeyboardInterrupt), member.cluster:
+    def train() -> None:
+        with member.cluster:
             queue(member)
             queue(member)
             raise KeyboardInterrupt
 
-    leaving = Running(interrupted)
+    def be_interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            train()
+
+    leaving = Running(be_interrupted)
     assert leaving.outcome() is None
     numbers = [None if shard.staged is None else shard.staged.number for shard in member.shards]
     assert numbers == [1, 1]  # it may still be counted

@@ -83,7 +83,7 @@ def give_up(
     ranks = ", ".join(map(str, missing))
     message = (
         f"step {step} of group {group.name!r} was given up: {'rank' if len(missing) == 1 else 'ranks'} {ranks} did not arrive "
-        f"within {waited_s:g} s; look at what these workers do, or start shards with a longer --step-timeout-s"
+        f"within {waited_s:.3g} s; look at what these workers do, or start shards with a longer --step-timeout-s"
     )
     metadata = {"group": group.name, "step": str(step), "ranks": ranks}
     return refuse(group, step, arrivals, parts, Refusal("STEP_TIMEOUT", message, metadata))
@@ -133,12 +133,22 @@ def _mismatch(group: Group, step: int, parts: Iterable[StagedPart]) -> Refusal |
                 message = (
                     f"step {step} of group {group.name!r}: table {gradient.table!r} has other hyper-parameters on rank "
                     f"{part.rank} ({gradient.hyper_parameters}) than on rank {rank} ({former.hyper_parameters}); all ranks "
-                    "must step with the same, to the last bit"
+                    f"must step with the same, to the last bit{_scale_remedy(gradient, former)}"
                 )
                 ranks = f"{rank}, {part.rank}"
                 metadata = {"group": group.name, "step": str(step), "table": gradient.table, "ranks": ranks}
                 return Refusal("GROUP_MISMATCH", message, metadata)
     return None
+
+
+def _scale_remedy(one: MergedGradient, other: MergedGradient) -> str:
+    """Says what to do if nothing but the loss scale differs: each rank's scaler has gone its own way."""
+    if one.grad_scale == other.grad_scale or one.options != other.options:
+        return ""
+    return (
+        ". Only the loss scale differs: use shardam.GradScaler with torch.distributed initialized on all ranks, which keeps "
+        "their scales together"
+    )
 
 
 def _needs_check(parts: Iterable[StagedPart], arrivals: Mapping[bytes, Arrival]) -> bool:

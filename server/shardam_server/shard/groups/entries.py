@@ -191,7 +191,7 @@ class Groups:
 def _outsider(group: Group) -> NotAMember:
     ranks = ", ".join(str(member.rank) for member in group.members)
     return NotAMember(
-        f"group {group.name!r} trains in {group.terms} (ranks {ranks} are there), so changes from outside are refused; connect "
+        f"group {group.name!r} trains in {group.terms} (joined: {ranks}), so changes from outside are refused; connect "
         f"with mode='sync', group={group.name!r}, or wait until its members have left",
         metadata={"group": group.name},
     )

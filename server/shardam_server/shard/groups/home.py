@@ -185,12 +185,18 @@ class HomeGroups:
     # -- questions
 
     def waiting(self) -> list[tuple[Group, int, list[int], float]]:
-        """Returns the sync groups whose next step waits: group, step, missing ranks, seconds since the first arrival."""
+        """Returns the sync groups whose next step waits: group, step, missing ranks, seconds since the first arrival.
+
+        A group whose ranks all compute keeps nobody waiting. One whose ranks have not all joined waits, whoever has arrived.
+        """
         found = []
         for entry in self._shard.state.groups:
             if entry.group.terms.mode == "sync" and entry.group.members:
                 pending = self._pending.of(entry.group.name)
-                missing = missing_ranks(entry.group, pending.arrived_at(entry))
+                arrived = pending.arrived_at(entry)
+                missing = missing_ranks(entry.group, arrived)
+                if not missing or not (arrived or entry.group.missing_ranks()):
+                    continue
                 waited_s = 0.0 if pending.since is None else time.monotonic() - pending.since
                 found.append((entry.group, entry.step + 1, missing, waited_s))
         return found

@@ -123,8 +123,9 @@ def _make_way(group: Group, request: JoinRequest, silences: Mapping[bytes, float
         return group, ()
     if holder.restart_count >= request.restart_count:
         raise _mismatch(
-            f"rank {request.rank} of group {group.name!r} is taken by client {holder.client_id.hex()}; each worker has a rank "
-            "of its own. One that is gone is dropped after the lease of clients, or at once when its launcher counts restarts "
+            f"rank {request.rank} of group {group.name!r} is taken by client {holder.client_id.hex()}, of which home heard "
+            f"{silences.get(holder.client_id, 0.0):.1f} s ago; give each worker a rank of its own, or close that one first. "
+            "One that is gone is dropped after --client-lease-s, or at once when its launcher counts restarts "
             "(TORCHELASTIC_RESTART_COUNT)",
             (holder,),
             silences,

@@ -240,11 +240,13 @@ class HomeSteps:
             if error.rule.retryable or decision.end == "refused":
                 raise
             logger.warning("step %d of group %r cannot be applied here: %s", decision.step, decision.group, error.message)
-            refused = dataclasses.replace(decision, end="refused", refusal=Refusal.of(error))
-            await self._shard.change(lambda: decide(self._shard.state, refused))
+            decision = dataclasses.replace(decision, end="refused", refusal=Refusal.of(error))
+            await self._shard.change(lambda: decide(self._shard.state, decision))
         if pending.since is not None:
             self._shard.metrics.group_step_seconds.observe(time.monotonic() - pending.since)
         self._shard.metrics.count_step(decision.end)
+        if decision.refusal is not None:
+            logger.warning("step %d of group %r was refused: %s", decision.step, decision.group, decision.refusal.message)
         pending.forget(list(pending.arrivals))
 
     async def _watch_steps(self) -> None:

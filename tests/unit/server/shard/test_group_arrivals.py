@@ -137,6 +137,7 @@ def test_hyper_parameters_that_differ_in_one_bit_refuse_the_step_with_both_value
         part = shard.state.groups.part(client_of(rank))
         assert part is not None
         assert part.tables[1].hyper_parameters in error.message
+    assert ("use shardam.GradScaler" in error.message) == ("grad_scale" in other)
     before = shard.state.change_number
     decide(shard.state, decision)
     assert shard.state.change_number == before + 1

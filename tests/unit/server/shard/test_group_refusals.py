@@ -284,7 +284,7 @@ def outside(state: ShardState) -> list[Callable[[], object]]:
 def test_changes_from_outside_a_sync_group_are_refused_while_it_has_members() -> None:
     shard = GroupShard(SPECS, 2)
     for change in outside(shard.state):
-        error = shard.refuses(change, NotAMember, r"group 'workers' trains in sync \(reduce=mean\) of 2 ranks \(ranks 0, 1 are")
+        error = shard.refuses(change, NotAMember, r"group 'workers' trains in sync \(reduce=mean\) of 2 ranks \(joined: 0, 1\)")
         assert error.metadata["group"] == NAME
     set_group(shard.state, Group(NAME, GroupTerms("sync", 2), 2), 0)
     for change in outside(shard.state):

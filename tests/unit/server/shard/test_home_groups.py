@@ -11,12 +11,14 @@ import pytest
 from shardam_testing.shard_group import ShardGroup, running_group
 
 from shardam_kernels.factors import AdamOptions
-from shardam_proto.errors import ClientClosed, GroupMismatch, ShardNotReady
+from shardam_proto.errors import ClientClosed, GroupMismatch, NonFiniteGradient, ShardNotReady
 from shardam_proto.limits import PROTOCOL_VERSION
 from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2
 from shardam_server.shard.clients import Origin
-from shardam_server.shard.groups.changes import IncomingPart, stage
-from shardam_server.shard.groups.values import Kind
+from shardam_server.shard.groups.changes import IncomingPart, decide, stage
+from shardam_server.shard.groups.values import Decision, Kind
+from shardam_server.shard.metrics import ShardMetrics
+from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection
 
 RANK_0, RANK_1, AGAIN = b"0" * 16, b"1" * 16, b"2" * 16
@@ -116,11 +118,13 @@ async def test_a_group_that_starts_waits_for_all_its_ranks(shards: ShardGroup) -
     [(group, step, missing, _)] = shards.groups.waiting()
     assert (group.name, step, missing) == ("workers", 1, [1])
     await join(shards, RANK_1, 1)
+    assert shards.groups.waiting() != []
     answer = await shards.groups.steps.arrive(arrive_request(RANK_0, 0, 1, budget_s=0.05))
     assert (list(answer.missing_ranks), list(answer.absent_ranks)) == ([1], [])
     push(shards, RANK_1, 1, 1)
     answer = await shards.groups.steps.arrive(arrive_request(RANK_1, 1, 1))
     assert answer.result.num_contributions == 2
+    assert shards.groups.waiting() == []  # both compute, and nobody waits for either
 
 
 @on_three_shards
@@ -294,3 +298,26 @@ async def test_a_client_that_leaves_after_its_arrival_is_counted_and_then_closed
     push(shards, RANK_1, 1, 2)
     answer = await shards.groups.steps.arrive(arrive_request(RANK_1, 1, 2))
     assert answer.result.num_contributions == 1
+
+
+def test_a_step_that_home_cannot_apply_is_counted_and_logged_as_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with running_group(3) as shards:
+            await join(shards, RANK_0, 0, world_size=1)
+            push(shards, RANK_0, 0, 1)
+            answer = await shards.groups.steps.arrive(arrive_request(RANK_0, 0, 1))
+            assert answer.result.end == group_pb2.STEP_END_REFUSED
+
+    def decide_refusals_alone(state: ShardState, decision: Decision) -> None:
+        if decision.end != "refused":
+            raise NonFiniteGradient("row 7 overflows")
+        decide(state, decision)
+
+    ends: list[str] = []
+    monkeypatch.setattr("shardam_server.shard.groups.steps.decide", decide_refusals_alone)
+    monkeypatch.setattr(ShardMetrics, "count_step", lambda _, end: ends.append(end))
+    asyncio.run(run())
+    assert ends == ["refused"]
+    assert "step 1 of group 'workers' was refused: row 7 overflows" in caplog.text

@@ -251,7 +251,7 @@ def test_a_pull_that_waits_in_a_bounded_group_says_for_whom() -> None:
 
 def test_a_pull_that_waits_for_ranks_that_never_came_says_so() -> None:
     shard = Shard(GroupTerms("bounded", 3, 1))
-    shard.group = dataclasses.replace(shard.group, members=shard.group.members[:1], complete_restart_count=NEVER_COMPLETE)
+    shard.group = Group("workers", shard.group.terms, 2, shard.group.members[:1], NEVER_COMPLETE)
     set_group(shard.state, shard.group, 0)
     shard.tick(0)
     header = common_pb2.RequestHeader(client_id=CLIENTS[0], step=2)
