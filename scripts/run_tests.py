@@ -107,7 +107,7 @@ STAGES = (
     Stage("groups", 60, "groups", PARALLEL),
     Stage("transport", 120, "transport", PARALLEL),
     Stage("rest", 120, "integration", PARALLEL, pattern="test_rest_*.py"),
-    Stage("demo", 90, "demo", PARALLEL),
+    Stage("demo", 150, "demo", PARALLEL),
     Stage("deploy", 120, "deploy"),  # serial: a whole stack of processes at a time
     Stage("durability", 180, "durability"),  # serial: its threads and small disks should not wait for another file's
     # Serial from here on: they kill processes and measure who notices.
