@@ -5,9 +5,9 @@ Usage: python scripts/chaos.py SECONDS SEED
 Each round starts a cluster behind proxies, trains on it, plays a plan that follows from the seed, and compares every table with
 a replay of its shard's journal in NumPy, one worker's run with a run without faults, and a group's steps with one process that
 carries home's decisions out. Two runs of one worker come first, on three shards and on one, with a kill of a shard for every 3
-of SECONDS; then four runs of groups of 2 and 4 in sync mode, each with a kill of a shard in a chosen phase of a step for every 4
-of SECONDS; then random rounds for SECONDS, every other one of a group, the last of which is finished. Exit status: 0 if nothing
-differed, 1 otherwise; the folder of a round that differed is kept.
+of SECONDS; then four runs of groups of 2 and 4 in sync mode, each with a kill of a shard in a chosen phase of a step for every
+4 of SECONDS; then random rounds for SECONDS, every other one of a group, the last of which is finished. Exit status: 0 if
+nothing differed, 1 otherwise; the folder of a round that differed is kept.
 """
 
 from __future__ import annotations

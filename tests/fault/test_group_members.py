@@ -62,25 +62,18 @@ def ranks_of(verified: GroupVerified, step: int) -> list[int]:
     return [one.rank for one in verified.decisions[step - 1].counted]
 
 
-@contextlib.contextmanager
-def kept_back(cluster: FaultCluster, shard: int, kind: MessageKind, member: Member) -> Iterator[int]:
-    """Keeps messages of a step back before a shard until a member's is among them; yields the step."""
+def kill_in_step(cluster: FaultCluster, shard: int, kind: MessageKind, member: Member) -> int:
+    """Kills a member while a message of its step is kept back before a shard, which never gets it; returns the step."""
     step = cluster.members.last_step + 5  # has not begun
     hold = cluster.proxies[shard].hold(kind, step)
     try:
         wait_for(
             f"{member.name} to send {kind} of step {step}", lambda: any(one.rank == member.rank for one in hold.held), HANG_S
         )
-        yield step
+        member.kill()
     finally:
-        cluster.proxies[shard].release()
-
-
-def kill_for_good(cluster: FaultCluster, shard: int, member: Member) -> None:
-    """Kills a member and waits until the proxy before a shard has lost its connections: what is kept back never arrives."""
-    before = cluster.proxies[shard].num_connections
-    member.kill()
-    wait_for("the member's connections to end", lambda: cluster.proxies[shard].num_connections < before, HANG_S)
+        cluster.proxies[shard].release(lost_rank=member.rank)
+    return step
 
 
 @pytest.mark.case("C053")
@@ -89,8 +82,7 @@ def test_a_member_that_is_killed_in_mid_step_is_dropped_and_the_others_go_on_wit
     with running_fault_cluster(tmp_path, 3, reads_messages=True) as cluster:
         first, killed, stopped = cluster.members.start_all(plan)
         first.wait_step(2)
-        with kept_back(cluster, HOME, "arrive", killed) as between:
-            kill_for_good(cluster, HOME, killed)
+        between = kill_in_step(cluster, HOME, "arrive", killed)
         first.wait_step(between + 1, 10 * LEASE_S)
         stopped.stop()
         alone = first.noted.last_step + 3  # a step that it cannot have begun
@@ -119,8 +111,7 @@ def test_a_member_that_its_launcher_starts_again_takes_its_rank_over_at_once_and
         first_steps = []
         for shard, kind in PHASES_OF_A_MEMBER:
             member.wait_step(2)
-            with kept_back(cluster, shard, kind, member) as step:
-                kill_for_good(cluster, shard, member)
+            step = kill_in_step(cluster, shard, kind, member)
             assert stays.noted.last_step == step - 1
             member = cluster.members.start_again(member)
             member.wait_joined(HANG_S)

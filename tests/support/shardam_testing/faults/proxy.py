@@ -81,9 +81,13 @@ class FaultProxy:
         hold = self._call(lambda: self._traffic.hold(Hold(kind, from_step, pass_first)))
         return HeldMessages(lambda: self._call(lambda: (list(hold.held), list(hold.passed))))
 
-    def release(self) -> None:
-        """Lets everything pass that is kept back."""
-        self._call(self._traffic.release)
+    def release(self, lost_rank: int | None = None) -> None:
+        """Lets everything pass that is kept back.
+
+        Args:
+            lost_rank: a member that is gone, whose messages are lost: its connection ends, which nobody sees while it is held.
+        """
+        self._call(lambda: self._traffic.release(lost_rank))
 
     def partition(self) -> None:
         """Makes the shard unreachable until `heal`."""

@@ -71,23 +71,26 @@ class Hold:
         self.passed: list[GroupMessage] = []
         self._kind, self._from_step, self._pass_first = kind, from_step, pass_first
         self._spared: list[Connection] = []
+        self._lost_rank: int | None = None
         self._released = asyncio.Event()
 
-    def release(self) -> None:
-        """Lets everything pass; on the proxy's loop."""
+    def release(self, lost_rank: int | None = None) -> None:
+        """Lets everything pass but for the messages of one rank, whose connections are cut; on the proxy's loop."""
+        self._lost_rank = lost_rank
         self._released.set()
 
-    async def wait(self, connection: Connection, message: GroupMessage) -> None:
-        """Keeps a message back if it is one of those."""
+    async def wait(self, connection: Connection, message: GroupMessage) -> bool:
+        """Keeps a message back if it is one of those; returns whether it is lost."""
         if self._released.is_set() or message.kind != self._kind or message.step < self._from_step:
-            return
+            return False
         if connection not in self._spared and len(self._spared) < self._pass_first:
             self._spared.append(connection)
         if connection in self._spared:
             self.passed.append(message)
-            return
+            return False
         self.held.append(message)
         await self._released.wait()
+        return message.rank == self._lost_rank
 
 
 class Traffic:
@@ -135,10 +138,10 @@ class Traffic:
         self.holds.append(hold)
         return hold
 
-    def release(self) -> None:
-        """Releases everything that is kept back."""
+    def release(self, lost_rank: int | None = None) -> None:
+        """Releases everything that is kept back; see Hold."""
         for hold in self.holds:
-            hold.release()
+            hold.release(lost_rank)
         self.holds.clear()
 
     def lose(self, message: GroupMessage) -> ArmedFault | None:
@@ -269,7 +272,8 @@ class Connection:
     async def _meet(self, message: GroupMessage) -> None:
         """Does what is to be done before the last byte of a message."""
         for hold in list(self._traffic.holds):
-            await hold.wait(self, message)
+            if await hold.wait(self, message):
+                self.end(reset=True)
         armed = self._traffic.lose(message)
         if armed is not None:
             self._traffic.settle(armed, f"{message.kind} of step {message.step}, rank {message.rank}")
