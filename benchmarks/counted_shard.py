@@ -2,8 +2,8 @@
 
 Usage: python benchmarks/counted_shard.py FILE FLAG ...   (FLAG ...: those of `shardam shard`)
 
-At its end it writes {"/shardam.v1.ShardService/UpdateGroup": 12, ...} to FILE. A stream counts once; the worker counts what goes
-through it (step_worker.py).
+At its end it writes {"/shardam.v1.ShardService/UpdateGroup": 12, ...} to FILE. A stream counts once; the worker counts what
+goes through it (step_worker.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,15 @@ from shardam_server.__main__ import main
 Counts = collections.Counter[str]
 
 
-class CountingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the stubs leave its base open
+class CountingInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self) -> None:
         self.counts: Counts = collections.Counter()
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
         self.counts[handler_call_details.method] += 1
         return await continuation(handler_call_details)
 
@@ -40,7 +40,7 @@ def count_calls() -> Counts:
     """Makes every server of this process count; returns what it counts."""
     make_server, interceptor = grpc.aio.server, CountingInterceptor()
 
-    def counting_server(*, interceptors: list[Any], options: Any) -> grpc.aio.Server:
+    def counting_server(*, interceptors: list[Any], options: Sequence[tuple[str, int]]) -> grpc.aio.Server:
         return make_server(interceptors=[interceptor, *interceptors], options=options)
 
     grpc.aio.server = counting_server  # type: ignore[assignment]  # as the shard calls it

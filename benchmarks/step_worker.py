@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import sys
 from collections.abc import Iterator
 
@@ -35,11 +36,11 @@ def count_messages() -> Counts:
 
     def counting_send(self: ExchangeStream, request: StreamRequest) -> Iterator[embedding_pb2.ExchangeRequest]:
         for message in send(self, request):
-            counts[message.WhichOneof("request")] += 1
+            counts[str(message.WhichOneof("request"))] += 1
             yield message
 
     def counting_deliver(self: ExchangeStream, response: embedding_pb2.ExchangeResponse) -> None:
-        counts[response.WhichOneof("response")] += 1
+        counts[str(response.WhichOneof("response"))] += 1
         deliver(self, response)
 
     ExchangeStream._messages_of, ExchangeStream._deliver = counting_send, counting_deliver  # type: ignore[method-assign]
@@ -68,8 +69,8 @@ class StepWorker:
 def main(arguments: list[str]) -> None:
     url, name, mode, rank, workers, num_rows, batch = arguments
     counts = count_messages()
-    group = {} if mode == "async" else {"rank": int(rank), "world_size": int(workers)}
-    with shardam.connect(url, cluster=name, mode=mode, **group) as cluster:
+    os.environ.update(RANK=rank, WORLD_SIZE=workers)  # as a launcher does; an async worker needs neither
+    with shardam.connect(url, cluster=name, mode=mode) as cluster:
         worker = StepWorker(cluster, int(rank), int(num_rows), int(batch))
         print("{}", flush=True)  # ready
         for line in sys.stdin:

@@ -3,9 +3,10 @@
 Usage: python benchmarks/sync.py [--shards 1 3] [--workers 2] [--json] [--smoke]
 
 Needs the built package. A step is, for each worker, a training pull of a batch (2,048 Zipf ids x 64 float32 of 100,000 rows,
-duplicates merged) and a push of the same rows. A round of async takes as many steps of each worker, which then need not wait for
-each other. Shards keep a journal (`write`), as `shardam up` has it. Workers and shards share this machine: the ratio is what
-counts. Messages are counted, requests and answers, over all workers; calls between shards are home's, joins and leaves included.
+duplicates merged) and a push of the same rows. A round of async takes as many steps of each worker, which then need not wait
+for each other. Shards keep a journal (`write`), as `shardam up` has it. Workers and shards share this machine: the ratio is
+what counts. Messages are counted, requests and answers, over all workers; calls between shards are home's, and include those
+of joins and leaves.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Several workers, one step: DDP averages the dense part, shardam merges the sparse gradients, and a killed worker comes back.
 
 Start a cluster (`shardam up`), export the SHARDAM_REDIS_URL that it prints, then:
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1    # else torch's own restart may find addresses of the former workers
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/sync_workers.py
 
-With `--die-at 40` rank 1 kills itself before step 40; torchrun starts both workers again, and they go on at that step.
+With `--die-at 40` rank 1 kills itself when it has queued steps 0 to 39. torchrun starts both workers again, and they go on at
+the first step that was not decided: 39 or 40.
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ def first_step(cluster: shardam.Cluster) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--dense", type=Path, help="file that keeps the dense part after each step; rows live on the shards")
-    parser.add_argument("--die-at", type=int, help="step before which rank 1 kills itself, once")
+    parser.add_argument(
+        "--dense", type=Path, help="file that keeps the dense part after each step; the rows live on the shards"
+    )
+    parser.add_argument("--die-at", type=int, help="rank 1 kills itself before this step, once")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -53,7 +57,7 @@ def main() -> None:
         if saved:
             dense.load_state_dict(saved["optimizer"])
         start = first_step(cluster)
-        if rank == 0 and RESTARTS:
+        if rank == 0 and start:
             print(f"restart {RESTARTS}: goes on at step {start}", flush=True)
 
         for step in range(start, options.steps):
@@ -68,6 +72,7 @@ def main() -> None:
             sparse.zero_grad()
             dense.zero_grad()
             if rank == 0 and options.dense:
+                sparse.synchronize()  # the step is decided: the file is never ahead of the rows, and at most a step behind
                 partial = options.dense.with_suffix(".partial")  # a kill in the middle leaves the former file whole
                 torch.save({"layer": layer.state_dict(), "optimizer": dense.state_dict()}, partial)
                 partial.replace(options.dense)

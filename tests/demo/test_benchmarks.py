@@ -48,6 +48,26 @@ def test_a_smoke_run_prints_one_json_object_a_figure(script: str, arguments: tup
 
 
 @pytest.mark.timeout(600)
+def test_what_sync_costs_is_said_in_time_and_in_messages() -> None:
+    result = run("sync.py", "--smoke", "--json", "--shards", "2")
+    assert result.returncode == 0, result.stderr
+    (cost,) = figures(result.stdout.splitlines())
+    assert (cost["name"], cost["shards"], cost["workers"]) == ("sync-step-2", 2, 2)
+    for key in ("sync_ms", "async_ms", "time_ratio"):
+        time = cost[key]
+        assert isinstance(time, float)
+        assert time > 0
+    messages = cost["messages"]
+    assert isinstance(messages, dict)
+    # Each of 2 workers asks each of 2 shards, and every request has an answer.
+    assert messages["async"] == {"pull": 8.0, "push": 8.0, "arrive": 0.0, "shards": 0.0, "total": 16.0}
+    sync = messages["sync"]
+    assert (sync["pull"], sync["push"]) == (8.0, 8.0)
+    assert sync["arrive"] >= 4.0  # one of each worker, to home; again if the step takes long
+    assert sync["shards"] >= 2.0  # home's decision, and that it was carried out
+
+
+@pytest.mark.timeout(600)
 def test_the_gpu_benchmark_rehearses_in_the_interpreter_and_finds_the_reference_s_bits() -> None:
     result = run("gpu.py", "--rehearse")
     assert result.returncode == 0, result.stdout + result.stderr

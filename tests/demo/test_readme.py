@@ -151,6 +151,7 @@ def test_every_block_of_the_readme_runs_as_printed(runner: Runner) -> None:
     assert '"exp_avg_sq"' in joined, "the REST look-up shows a moment"
     assert "9007199254740993" in joined, "an id above 2**53 comes back digit for digit"
     assert "2 workers took 200 steps" in joined, "both workers' pushes are steps of the table"
+    assert "2 workers in sync: 100 steps" in joined, "the workers' pushes are one step, and a killed worker comes back"
     assert runner.background is not None
     assert runner.background.interrupt() == 0, "Ctrl-C stops the cluster cleanly"
 

@@ -60,7 +60,7 @@ def test_without_a_url_both_ways_to_give_one_are_named(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mode": "sync"}, "mode must be 'async'"),
+        ({"mode": "fast"}, "mode must be 'async', 'sync' or 'bounded:N'"),
         ({"shard_timeout_s": 0}, "shard_timeout_s must be"),
         ({"shard_timeout_s": float("nan")}, "shard_timeout_s must be"),
         ({"cluster": "a/b"}, "cluster name 'a/b' is not allowed"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import copy
+import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -326,6 +328,12 @@ def test_a_childs_client_joins_no_group_is_async_and_may_pull(member: ScriptedMe
     assert len(member.group.joins) == 1
     assert not member.opened[1].options.group
     member.opened[0].close()
+
+
+def test_what_comes_out_of_a_pickle_is_in_no_group(member: ScriptedMember) -> None:
+    unpickled = pickle.loads(pickle.dumps(member.cluster))
+    assert (unpickled.mode, unpickled.group, unpickled.name) == ("async", None, "scripted")
+    assert copy.copy(member.cluster).group == "workers"
 
 
 def test_a_change_from_outside_of_a_sync_group_is_refused_and_the_client_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ On the sequencer's thread; each is whole in the journal before it is applied, as
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from shardam_proto.errors import BadOption, GroupMismatch, JournalDamaged, ShardamError, ShardNotReady
 from shardam_server.shard.clients import ANY_CONTENT, Origin, Outcome, number_reused
@@ -66,7 +66,8 @@ def update_group(state: ShardState, group: Group, step: int, decision: Decision 
     Raises:
         ShardamError: as decide.
     """
-    if decision is not None and state.groups.find(group.name) is not None:
+    entry = state.groups.find(group.name)
+    if entry is not None and decision is not None and decision.step <= entry.step + 1:
         decide(state, decision)
     return set_group(state, group, step)
 
@@ -78,7 +79,7 @@ def set_group(state: ShardState, group: Group, step: int) -> GroupEntry:
         state: the shard's.
         group: as home has it.
         step: its last decided step. A shard that is behind it here never will be told of what it lacks: it did not know the
-            group, or home has started empty since.
+            group, or home has started empty since. Parts of the steps between are closed as late.
     """
     entry = state.groups.find(group.name)
     if entry is not None and group.version <= entry.group.version:
@@ -86,6 +87,7 @@ def set_group(state: ShardState, group: Group, step: int) -> GroupEntry:
     new = GroupEntry(group, step) if entry is None else GroupEntry(group, max(step, entry.step), entry.decision)
     with state.journaled(change_records.group_record(state.change_number + 1, group, new.step)):
         state.groups.put(new)
+        _drop_parts(state, new)
     return new
 
 
@@ -276,7 +278,12 @@ def _close(state: ShardState, entry: GroupEntry, decision: Decision, steps: Mapp
         origin = part.origin if part is not None and known else Origin(one.client_id, one.number, ANY_CONTENT)
         _close_number(state, origin, result)
         counted.add((one.client_id, one.number))
-    for part in state.groups.drop_parts(decision.group, decision.step):
+    _drop_parts(state, entry, counted)
+
+
+def _drop_parts(state: ShardState, entry: GroupEntry, counted: Collection[tuple[bytes, int]] = ()) -> None:
+    """Drops the parts of steps that are behind, and closes the numbers of those that were not counted."""
+    for part in state.groups.drop_parts(entry.group.name, entry.step):
         if (part.origin.client_id, part.origin.number) not in counted:
             _close_number(state, part.origin, _late_result(entry, part.step, part.rank))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardam_proto.v1 import shard_pb2
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.groups.changes import check_here, decide, set_group
+from shardam_server.shard.groups.changes import check_here, update_group
 from shardam_server.shard.groups.messages import decode_decision, decode_group, encode_refusal
 from shardam_server.shard.state import ShardState
 
@@ -47,7 +47,5 @@ def update_here(state: ShardState, request: shard_pb2.UpdateGroupRequest) -> Non
     """
     if not request.group.version:
         return
-    group, known = decode_group(request.group), state.groups.find(request.group.name)
-    if known is not None and request.HasField("decision") and request.decision.step == known.step + 1:
-        decide(state, decode_decision(request.decision))
-    set_group(state, group, request.step)
+    decision = decode_decision(request.decision) if request.HasField("decision") else None
+    update_group(state, decode_group(request.group), request.step, decision)

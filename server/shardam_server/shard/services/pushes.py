@@ -223,4 +223,5 @@ class Pushes:
 
 
 def _table_steps(outcome: Outcome) -> list[common_pb2.TableStep]:
-    return [common_pb2.TableStep(table_id=table_id, table_step=step) for table_id, step in outcome.steps.items()]
+    steps = outcome.steps if outcome.result is None else outcome.result.steps
+    return [common_pb2.TableStep(table_id=table_id, table_step=step) for table_id, step in steps.items()]

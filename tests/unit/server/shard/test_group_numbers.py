@@ -287,6 +287,17 @@ def test_a_shard_that_does_not_know_the_group_takes_it_over_behind_its_last_step
     assert (entry.step, entry.decision) == (7, None)
 
 
+def test_a_shard_that_is_taken_past_steps_drops_their_parts_and_closes_their_numbers() -> None:
+    shard = GroupShard(SPECS, 2)
+    shard.stage(0, ONE_ROW)
+    last = Decision(NAME, 5, (), "abstained")
+    entry = update_group(shard.state, dataclasses.replace(shard.entry.group, version=2), 5, last)
+    assert (entry.step, entry.decision, shard.state.groups.parts()) == (5, None, [])
+    assert (shard.result(0).num_contributions, shard.result(0).step) == (0, 1)
+    assert shard.stage(1, ONE_ROW).outcome is None
+    check_replay(shard)
+
+
 def test_members_are_found_by_their_client() -> None:
     shard = GroupShard(SPECS, 3)
     groups = shard.state.groups
