@@ -118,8 +118,13 @@ class HomeGroups:
         joined = roster.join(group, others, asked, begins_after + 1, self._silences(group))
         if joined.group is not group:
             set_group(state, joined.group, step)
-            member = joined.group.member(asked.client_id)
-            logger.info("client %s joins group %r as %s", asked.client_id.hex(), asked.group, member)
+            logger.info(
+                "client %s joins group %r as rank %d from step %d on",
+                asked.client_id.hex(),
+                asked.group,
+                asked.rank,
+                begins_after + 1,
+            )
         return joined
 
     def _silences(self, group: Group) -> dict[bytes, float]:
