@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from shardam_testing.shard_group import ShardGroup, running_group
+from shardam_testing.shard_group import WAIT_S, ShardGroup, running_group
 from shardam_testing.shard_group_members import (
     AGAIN,
     OPTIONS,
@@ -174,6 +174,26 @@ async def test_large_gradients_are_checked_on_all_shards_before_the_step_is_deci
     assert table_steps(shards) == [0, 0, 0]
     await step_of_both(shards, 2)
     await shards.until("the next step", lambda: table_steps(shards) == [1, 1, 1])
+
+
+@on_three_shards
+async def test_members_may_go_while_a_shard_that_has_to_check_a_step_is_away(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0)
+    await join(shards, RANK_1, 1)
+    push(shards, RANK_0, 0, 1)
+    push(shards, RANK_1, 1, 1)
+    shards.down.add(2)
+    both = [
+        asyncio.create_task(shards.groups.steps.arrive(arrive_request(client_id, rank, 1, peak=2.0**62)))
+        for rank, client_id in enumerate((RANK_0, RANK_1))
+    ]
+    await shards.until("shard 1 to be asked", lambda: ("check step", 1, b"") in shards.calls)
+    await asyncio.wait_for(shards.closing.close(RANK_1), WAIT_S)
+    shards.down.clear()
+    answer = await both[0]
+    assert answer.result.num_contributions == 1
+    with pytest.raises(ClientClosed):
+        await both[1]
 
 
 def test_a_step_that_waits_too_long_is_given_up_and_names_the_missing_rank() -> None:
