@@ -37,6 +37,9 @@ BUDGET_SHARE = 0.8
 RETRY_S = 0.5
 """A decision that cannot be recorded now is tried again after this time."""
 
+LONGEST_GAP_TICKS = 2.0
+"""A longer gap between two looks at it was a pause of home; a busy event loop delays one by less."""
+
 LONGEST_TICK_S = 1.0
 """The clock of steps is looked at this often, or ten times in a shorter time-out."""
 
@@ -244,10 +247,16 @@ class HomeSteps:
         pending.forget(list(pending.arrivals))
 
     async def _watch_steps(self) -> None:
-        """Gives up steps whose ranks do not arrive in time."""
+        """Gives up steps whose ranks do not arrive in time; time in which home was paused or served nobody does not count."""
+        tick_s = min(LONGEST_TICK_S, self._step_timeout_s / 10)
         while True:
-            await asyncio.sleep(min(LONGEST_TICK_S, self._step_timeout_s / 10))
+            began = time.monotonic()
+            await asyncio.sleep(tick_s)
+            passed_s = time.monotonic() - began
+            paused = passed_s > LONGEST_GAP_TICKS * tick_s or not self._shard.is_serving
             for name, pending in self._pending:
+                if paused:
+                    pending.pause(passed_s)
                 if pending.since is not None and time.monotonic() - pending.since > self._step_timeout_s:
                     await self._decide_what_can_be(name, given_up=True)
 

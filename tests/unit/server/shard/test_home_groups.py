@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -215,6 +216,48 @@ def test_a_step_that_waits_too_long_is_given_up_and_names_the_missing_rank() -> 
             await shards.until("the next step", lambda: table_steps(shards) == [1, 1, 1])
 
     asyncio.run(run())
+
+
+def test_a_pause_of_home_counts_for_no_steps_time() -> None:
+    async def run() -> None:
+        async with running_group(1) as shards:
+            await shards.stop_home()
+            shards.step_timeout_s = 2.0
+            await shards.start_home()
+            await join(shards, RANK_0, 0)
+            await join(shards, RANK_1, 1)
+            push(shards, RANK_0, 0, 1)
+            waiting = asyncio.create_task(shards.groups.steps.arrive(arrive_request(RANK_0, 0, 1)))
+            await shards.until("rank 0 to arrive", lambda: shards.groups.has_arrived("workers", RANK_0))
+            time.sleep(2 * shards.step_timeout_s)  # nothing else runs, as where the process is stopped
+            done, _ = await asyncio.wait({waiting}, timeout=0.5)
+            assert not done
+            push(shards, RANK_1, 1, 1)
+            answer = await shards.groups.steps.arrive(arrive_request(RANK_1, 1, 1))
+            assert answer.result.num_contributions == 2
+            await waiting
+
+    asyncio.run(run())
+
+
+@on_three_shards
+async def test_a_shard_that_hangs_while_a_group_begins_holds_up_nobody_else(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0, world_size=1)
+    former, asked = shards.groups._delivery.former, asyncio.Event()
+
+    async def hang(name: str) -> tuple[int, int]:
+        asked.set()
+        await asyncio.Event().wait()
+        return await former(name)
+
+    shards.groups._delivery.former = hang  # type: ignore[method-assign]
+    shards.open(RANK_1)
+    request = join_request(RANK_1, 0, world_size=1)
+    request.group = "others"
+    joining = asyncio.create_task(shards.groups.join(request))
+    await asked.wait()
+    await asyncio.wait_for(shards.closing.close(RANK_0), WAIT_S)
+    joining.cancel()
 
 
 @on_three_shards
