@@ -212,6 +212,8 @@ class HomeSteps:
         entry = self._shard.state.groups.find(name)
         if entry is None or entry.group.terms.mode != "sync" or not entry.group.members:
             return None
+        if not given_up and len(pending.arrivals) < len(entry.group.members):
+            return None  # told of each arrival: nothing is looked through before the last
         arrivals, parts = pending.arrived_at(entry), self._parts()
         if not given_up or pending.since is None or not missing_ranks(entry.group, arrivals):
             return propose(entry.group, entry.step + 1, arrivals, parts)
