@@ -88,9 +88,9 @@ class HomeGroups:
         asked = roster.JoinRequest(
             request.header.client_id, request.group, decode_terms(request.terms), request.rank, request.restart_count
         )
+        known = self._shard.state.groups.find(asked.group) is not None
+        former = (0, 0) if known else await self._delivery.former(asked.group)  # what home alone changes
         async with self._lock:
-            entry = self._shard.state.groups.find(asked.group)
-            former = (0, 0) if entry is not None else await self._delivery.former(asked.group)
             joined = await self._shard.change(lambda: self._join(asked, *former))
         self._pending.of(asked.group).forget(joined.superseded)
         for client_id in joined.superseded:
