@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
+from shardam_proto.errors import BadOption
 from shardam_proto.schema import check_name
 from shardam_proto.v1 import embedding_pb2
 from shardam_server.shard.context import ShardContext
@@ -81,7 +82,7 @@ class HomeGroups:
             GroupMismatch: as roster.join.
             ClientClosed: the client is not open here.
             ShardNotReady: not every shard could be told yet; repeat it.
-            BadOption: a name, rank or term that cannot be.
+            BadOption: a name, rank or term that cannot be, or a client without heartbeats.
         """
         require_home(self._shard)
         check_name(request.group, "group name")
@@ -107,7 +108,8 @@ class HomeGroups:
     def _join(self, asked: roster.JoinRequest, former_version: int, former_step: int) -> roster.Joined:
         """Joins, on the sequencer's thread."""
         state = self._shard.state
-        state.clients.get(asked.client_id)
+        if not state.clients.get(asked.client_id).heartbeats:
+            raise BadOption("a member of a group sends heartbeats, or a dead one would stop the others; open with heartbeats")
         entry = state.groups.find(asked.group)
         group = Group(asked.group, asked.terms, former_version) if entry is None else entry.group
         step = former_step if entry is None else entry.step

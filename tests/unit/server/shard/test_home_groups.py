@@ -23,7 +23,7 @@ from shardam_testing.shard_group_members import (
     table_steps,
 )
 
-from shardam_proto.errors import ClientClosed, GroupMismatch, ShardNotReady
+from shardam_proto.errors import BadOption, ClientClosed, GroupMismatch, ShardNotReady
 from shardam_proto.v1 import group_pb2
 from shardam_server.shard.clients import Origin
 from shardam_server.shard.groups.changes import IncomingPart, stage
@@ -290,3 +290,12 @@ async def test_a_client_that_leaves_after_its_arrival_is_counted_and_then_closed
     push(shards, RANK_1, 1, 2)
     answer = await shards.groups.steps.arrive(arrive_request(RANK_1, 1, 2))
     assert answer.result.num_contributions == 1
+
+
+@on_three_shards
+async def test_a_client_without_heartbeats_cannot_join_since_nobody_would_see_it_die(shards: ShardGroup) -> None:
+    for state in shards.states:
+        state.open_client(RANK_0, heartbeats=False)
+    with pytest.raises(BadOption, match="heartbeats"):
+        await shards.groups.join(join_request(RANK_0, 0))
+    assert [list(state.groups) for state in shards.states] == [[], [], []]
