@@ -51,10 +51,10 @@ def fixed_rounds(seconds: float, seed: int) -> Iterator[tuple[str, Play]]:
 
 
 def random_rounds(seed: int) -> Iterator[tuple[str, Play]]:
-    """Yields random rounds, with their names, in turn without a group and with one."""
+    """Yields random rounds, with their names, in turn of a group and without one."""
     for place in itertools.count():
-        yield plain(make_round(seed, NUM_RUNS_UNDER_KILLS + place, num_kills=0))
         yield of_group(make_group_round(seed, len(RUNS_UNDER_KILLS) + place, num_kills=0))
+        yield plain(make_round(seed, NUM_RUNS_UNDER_KILLS + place, num_kills=0))
 
 
 def plain(planned: Round) -> tuple[str, Play]:
@@ -107,7 +107,7 @@ def add(total: RoundResult, result: RoundResult) -> None:
 
 def in_phases(fired: collections.Counter[str]) -> collections.Counter[str]:
     """Returns the kills of shards in a chosen phase of a group's step."""
-    phases = tuple(phase.value for phase in Phase)
+    phases = tuple(f"({phase.value})" for phase in Phase)
     return collections.Counter({kind: count for kind, count in fired.items() if kind.endswith(phases)})
 
 

@@ -51,7 +51,7 @@ def stage_of_module(browser: Browser, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture
 def stage(stage_of_module: Stage) -> Stage:
     """The stage without workers, as the page shows it."""
-    stage_of_module.list(shard_pb2.ListWorkersResponse())
+    stage_of_module.tell(shard_pb2.ListWorkersResponse())
     page = stage_of_module.page
     expect(page.locator("#workers-empty")).to_be_visible()
     for place in ("workers-table", "workers-problem", "workers-waiting", "workers-pager"):

@@ -95,7 +95,7 @@ def test_a_group_s_run_with_shards_killed_in_mid_step_ends_with_the_bits_of_one_
     assert run_differences(first, verified.rows) == []
 
 
-@pytest.mark.parametrize("place", [5])
+@pytest.mark.parametrize("place", [10])
 def test_a_round_of_random_faults_of_members_and_shards_leaves_no_mismatch(
     tmp_path: Path, place: int, record_property: Callable[[str, object], None]
 ) -> None:

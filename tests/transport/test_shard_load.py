@@ -182,6 +182,8 @@ def gauges(client: RawClient) -> dict[str, float]:
 
 
 def test_staged_parts_are_metrics_until_their_client_is_gone(client: RawClient) -> None:
+    client = RawClient(client.channel, client.entry, client.cluster_id, client.epoch)
+    client.open(heartbeats=True)
     table = client.create(TableSpec("staged", 2))[0]
     terms = group_pb2.GroupTerms(mode=group_pb2.GROUP_MODE_SYNC, reduce=group_pb2.REDUCE_SUM, world_size=2)
     join = embedding_pb2.JoinGroupRequest(header=client.header(), group="workers", terms=terms)

@@ -352,7 +352,7 @@ class DecisionRecord(_message.Message):
 
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TablePush]:
-        """If applied: the tables that stepped, in the order of the arrays; num_rows is the number of distinct rows."""
+        """If applied: the tables that stepped, in the order of the arrays; num_rows adds up those of the parts."""
 
     def __init__(
         self,

@@ -10,9 +10,11 @@ import grpc
 import grpc.aio
 
 from shardam_proto.channels import token_metadata, translate
+from shardam_proto.errors import ShardUnreachable
 from shardam_proto.limits import CHANNEL_OPTIONS, PROTOCOL_VERSION
 from shardam_proto.registry import ShardEntry
 from shardam_proto.v1 import common_pb2, shard_pb2, shard_pb2_grpc, table_pb2, table_pb2_grpc
+from shardam_server.shard.front import is_cancelled
 from shardam_server.shard.identity import ShardIdentity
 
 PEER_TIMEOUT_S = 30.0
@@ -150,18 +152,25 @@ class Peers:
 
     @contextlib.asynccontextmanager
     async def _kept_channel(self, peer: ShardEntry) -> AsyncIterator[shard_pb2_grpc.ShardServiceAsyncStub]:
-        """Yields a stub on a channel that is kept: every write over REST ends a client, every step of a group is told."""
+        """Yields a stub on a channel that is kept: every write over REST ends a client, every step of a group is told.
+
+        A call that another one's move to a new address cuts off has failed like any other: its task goes on.
+        """
         address, channel = self._channels.get(peer.index, ("", None))
         if channel is None or address != peer.address:
-            if channel is not None:
-                await channel.close()
-            channel = grpc.aio.insecure_channel(peer.address, options=CHANNEL_OPTIONS)
+            former, channel = channel, grpc.aio.insecure_channel(peer.address, options=CHANNEL_OPTIONS)
             self._channels[peer.index] = peer.address, channel
+            if former is not None:
+                await former.close()
         stub: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(channel)
         try:
             yield stub
         except grpc.RpcError as error:
             raise translate(error, f"shard {peer.index} at {peer.address}") from error
+        except asyncio.CancelledError as error:
+            if is_cancelled(error):
+                raise
+            raise ShardUnreachable(f"shard {peer.index} is no longer at {peer.address}") from error
 
     async def close(self) -> None:
         """Closes the channels that are kept."""

@@ -56,7 +56,7 @@ class ShardState:
         self.change_number = 0
         self.half_applied = ""
         self.when_half_applied: Callable[[], None] = lambda: None
-        self.groups = Groups()
+        self.groups = Groups(self.clients)
         self._tables_by_id: dict[int, Table] = {}
         self._tables_by_name: dict[str, Table] = {}
         self.pending_rows = PendingRows(self.groups, self.table)

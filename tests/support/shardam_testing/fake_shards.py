@@ -193,11 +193,13 @@ class _Shard(shard_pb2_grpc.ShardServiceServicer):
         return shard_pb2.GetMetricsResponse(header=self.shard.answer_header(request.header), text=self.shard.metrics_text)
 
     def ListWorkers(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
-        if self.shard.workers is None:
+        workers = self.shard.workers
+        if workers is None:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+            raise AssertionError("abort returned")  # it never does
         self.shard.check(context)
         answer = shard_pb2.ListWorkersResponse(header=self.shard.answer_header(request.header))
-        answer.MergeFrom(self.shard.workers)
+        answer.MergeFrom(workers)
         return answer
 
     def InstallTables(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name

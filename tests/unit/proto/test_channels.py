@@ -37,7 +37,7 @@ class _Refused(grpc.RpcError):
     def details(self) -> str:
         return "Method not found!"
 
-    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+    def trailing_metadata(self) -> tuple[()]:
         return ()
 
 

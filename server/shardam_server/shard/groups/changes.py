@@ -6,6 +6,7 @@ On the sequencer's thread; each is whole in the journal before it is applied, as
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Collection, Mapping, Sequence
 
 from shardam_proto.errors import BadOption, GroupMismatch, JournalDamaged, ShardamError, ShardNotReady
@@ -18,6 +19,9 @@ from shardam_server.shard.journal import change_records
 from shardam_server.shard.row_limits import check_room
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection, RecordedStep, StagedTableStep
+
+NO_STEPS: Mapping[int, int] = types.MappingProxyType({})
+"""No table stepped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +182,8 @@ def _peaks(part: StagedPart) -> dict[int, float]:
 def decide(state: ShardState, decision: Decision, recorded: Mapping[int, RecordedStep] | None = None) -> GroupEntry:
     """Carries out a decided step: merges exactly its parts, applies them once, and closes its numbers.
 
-    Other parts of the step are dropped, and their numbers closed as late. A step that is carried out already is passed over.
+    Other parts of the step are dropped, and their numbers closed as late. A step that is carried out already is passed over;
+    of one whose numbers were closed here because another shard started empty, nothing is left to apply.
 
     Args:
         state: the shard's.
@@ -198,7 +203,7 @@ def decide(state: ShardState, decision: Decision, recorded: Mapping[int, Recorde
     if decision.step <= entry.step:
         _check_same(entry, decision)
         return entry
-    sections = sections_of(state, decision, recorded)
+    sections = [] if _is_made_up_for(state, decision) else sections_of(state, decision, recorded)
     if recorded is not None and recorded.keys() != {section.table.table_id for section in sections}:
         raise JournalDamaged(
             f"step {decision.step} of group {decision.group!r} stepped tables {sorted(recorded)}, its parts name "
@@ -218,6 +223,13 @@ def decide(state: ShardState, decision: Decision, recorded: Mapping[int, Recorde
         with state.journaled(record([])):
             close({})
     return entry
+
+
+def _is_made_up_for(state: ShardState, decision: Decision) -> bool:
+    """Whether the first number of a step, with which its tables step, is closed here before the step is told."""
+    first = next(iter(decision.contributions), None)
+    client = None if first is None else state.clients.find(first.client_id)
+    return first is not None and client is not None and client.last_number >= first.number
 
 
 def _check_same(entry: GroupEntry, decision: Decision) -> None:
@@ -271,12 +283,12 @@ def _close(state: ShardState, entry: GroupEntry, decision: Decision, steps: Mapp
     """Notes that a step is carried out, and how it ended for each part; cannot fail."""
     entry.step, entry.decision, entry.group = decision.step, decision, stepped(entry.group, decision)
     result = StepResult(decision.step, decision.end, len(decision.contributions), dict(steps), decision.refusal)
-    counted = set()
+    counted: set[tuple[bytes, int]] = set()
     for one in decision.contributions:
         part = state.groups.part(one.client_id)
         known = part is not None and part.origin.number == one.number
         origin = part.origin if part is not None and known else Origin(one.client_id, one.number, ANY_CONTENT)
-        _close_number(state, origin, result)
+        _close_number(state, origin, result, {} if counted else steps)
         counted.add((one.client_id, one.number))
     _drop_parts(state, entry, counted)
 
@@ -288,8 +300,16 @@ def _drop_parts(state: ShardState, entry: GroupEntry, counted: Collection[tuple[
             _close_number(state, part.origin, _late_result(entry, part.step, part.rank))
 
 
-def _close_number(state: ShardState, origin: Origin, result: StepResult) -> None:
-    """Closes a contribution's number. Its tables stepped by the decision: a number that is made up for elsewhere steps none."""
+def _close_number(state: ShardState, origin: Origin, result: StepResult, steps: Mapping[int, int] = NO_STEPS) -> None:
+    """Closes a contribution's number.
+
+    Args:
+        state: the shard's.
+        origin: client and number.
+        result: how the step ended.
+        steps: table id -> its step after it, of one number of the step alone: where a shard started empty, the numbers that
+            another one lacks are made up for there one by one, and tables step once.
+    """
     client = state.clients.find(origin.client_id)
     if client is not None and client.last_number < origin.number:
-        state.close_number(origin, Outcome(result=result))
+        state.close_number(origin, Outcome(dict(steps), result=result))

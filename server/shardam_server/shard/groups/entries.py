@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.errors import NotAMember
-from shardam_server.shard.clients import Origin, number_reused
+from shardam_server.shard.clients import Clients, Origin, number_reused
 from shardam_server.shard.groups.values import Decision, Group, Kind, Member
 from shardam_server.shard.records import Float32s, Int64s
 
@@ -81,9 +81,14 @@ class GroupEntry:
 
 
 class Groups:
-    """All groups of a shard. Changed on the sequencer's thread alone; read from any."""
+    """All groups of a shard. Changed on the sequencer's thread alone; read from any.
 
-    def __init__(self) -> None:
+    Args:
+        clients: the shard's clients.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
         self._entries: dict[str, GroupEntry] = {}
         self._members: dict[bytes, tuple[str, Member]] = {}
         self._parts: dict[bytes, StagedPart] = {}
@@ -117,8 +122,16 @@ class Groups:
         return found
 
     def exclusive(self) -> Group | None:
-        """Returns the sync group that has members, or None; while there is one, changes from outside are refused."""
-        return next((entry.group for entry in list(self._entries.values()) if entry.group.exclusive), None)
+        """Returns the sync group that has members, or None; while there is one, changes from outside are refused.
+
+        Members whose clients are all ended count no more: where home starts empty, nobody tells the others that they are gone.
+        """
+        groups = [entry.group for entry in list(self._entries.values()) if entry.group.terms.mode == "sync"]
+        return next((group for group in groups if any(self._is_open(member) for member in group.members)), None)
+
+    def _is_open(self, member: Member) -> bool:
+        client = self._clients.find(member.client_id)
+        return client is not None and not client.closed
 
     def check_row_change(self, origin: Origin | None) -> None:
         """Refuses a change of rows from outside a sync group.

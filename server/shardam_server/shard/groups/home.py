@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
+from shardam_proto.errors import BadOption
 from shardam_proto.schema import check_name
 from shardam_proto.v1 import embedding_pb2
 from shardam_server.shard.context import ShardContext
@@ -81,16 +82,16 @@ class HomeGroups:
             GroupMismatch: as roster.join.
             ClientClosed: the client is not open here.
             ShardNotReady: not every shard could be told yet; repeat it.
-            BadOption: a name, rank or term that cannot be.
+            BadOption: a name, rank or term that cannot be, or a client without heartbeats.
         """
         require_home(self._shard)
         check_name(request.group, "group name")
         asked = roster.JoinRequest(
             request.header.client_id, request.group, decode_terms(request.terms), request.rank, request.restart_count
         )
+        known = self._shard.state.groups.find(asked.group) is not None
+        former = (0, 0) if known else await self._delivery.former(asked.group)  # what home alone changes
         async with self._lock:
-            entry = self._shard.state.groups.find(asked.group)
-            former = (0, 0) if entry is not None else await self._delivery.former(asked.group)
             joined = await self._shard.change(lambda: self._join(asked, *former))
         self._pending.of(asked.group).forget(joined.superseded)
         for client_id in joined.superseded:
@@ -107,7 +108,8 @@ class HomeGroups:
     def _join(self, asked: roster.JoinRequest, former_version: int, former_step: int) -> roster.Joined:
         """Joins, on the sequencer's thread."""
         state = self._shard.state
-        state.clients.get(asked.client_id)
+        if not state.clients.get(asked.client_id).heartbeats:
+            raise BadOption("a member of a group sends heartbeats, or a dead one would stop the others; open with heartbeats")
         entry = state.groups.find(asked.group)
         group = Group(asked.group, asked.terms, former_version) if entry is None else entry.group
         step = former_step if entry is None else entry.step

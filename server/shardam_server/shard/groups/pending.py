@@ -48,6 +48,11 @@ class PendingStep:
         self.changed.set()
         self.changed = asyncio.Event()
 
+    def pause(self, seconds: float) -> None:
+        """Passes over a time in which nobody could arrive."""
+        if self.since is not None:
+            self.since = min(self.since + seconds, time.monotonic())
+
     def arrived_at(self, entry: GroupEntry) -> dict[bytes, Arrival]:
         """Returns the members that have arrived at a group's next step."""
         if self.step != entry.step + 1:

@@ -6,7 +6,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from shardam_proto.errors import BadOption, GroupMismatch
+from shardam_server.shard.clients import MAX_CLIENTS
 from shardam_server.shard.groups.values import Decision, Group, GroupTerms, Member
+
+MAX_WORLD_SIZE = MAX_CLIENTS
+"""Ranks of a group at most: a shard keeps no more clients by default, and looks through the ranks that a group waits for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +58,15 @@ def join(
         silences: client id -> seconds since home heard of it, for the members.
 
     Raises:
-        BadOption: the group has no name, or the rank does not fit the world size.
+        BadOption: the group has no name, too many ranks, or the rank does not fit the world size.
         GroupMismatch: the group has agreed on other terms, the rank is taken, or another group is in the way. The metadata's
             silence_s says when home last heard of the member that is: it may be gone, and dropped soon.
     """
     terms = request.terms
     if not request.group:
         raise BadOption("a group needs a name; leave group= out for the usual one")
+    if terms.world_size > MAX_WORLD_SIZE:
+        raise BadOption(f"world_size must be at most {MAX_WORLD_SIZE}, got {terms.world_size}")
     if not 0 <= request.rank < terms.world_size:
         raise BadOption(f"rank must be 0 to world_size - 1 = {terms.world_size - 1}, got {request.rank}")
     _check_others(others, request, silences)

@@ -37,6 +37,9 @@ BUDGET_SHARE = 0.8
 RETRY_S = 0.5
 """A decision that cannot be recorded now is tried again after this time."""
 
+LONGEST_GAP_TICKS = 2.0
+"""A longer gap between two looks at it was a pause of home; a busy event loop delays one by less."""
+
 LONGEST_TICK_S = 1.0
 """The clock of steps is looked at this often, or ten times in a shorter time-out."""
 
@@ -188,21 +191,26 @@ class HomeSteps:
         task.add_done_callback(leave)
 
     async def _decide_what_can_be(self, name: str, *, given_up: bool = False) -> None:
-        async with self._lock:
-            pending = self._pending.of(name)
-            try:
-                proposal = await self._shard.sequencer.change(lambda: self._propose(name, pending, given_up=given_up))
-                if proposal is None:
+        pending = self._pending.of(name)
+        checked: Decision | None = None
+        refusal: Refusal | None = None
+        while True:
+            async with self._lock:
+                try:
+                    proposal = await self._shard.sequencer.change(lambda: self._propose(name, pending, given_up=given_up))
+                    if proposal is None:
+                        return
+                    decision = proposal.decision
+                    if not proposal.needs_check or decision == checked:
+                        await self._commit(pending, _refused(decision, refusal) if decision == checked else decision)
+                        leaving = list(pending.leaving)
+                        break
+                except ShardamError as error:  # overslept its lease, a full disk, about to end
+                    logger.warning("step %d of group %r cannot be decided yet: %s", pending.step, name, error.message)
+                    asyncio.get_running_loop().call_later(RETRY_S, self.reconsider, name)
                     return
-                decision = proposal.decision
-                if proposal.needs_check:
-                    decision = await self._checked(pending, decision)
-                await self._commit(pending, decision)
-            except ShardamError as error:  # overslept its lease, a full disk, about to end
-                logger.warning("step %d of group %r cannot be decided yet: %s", pending.step, name, error.message)
-                asyncio.get_running_loop().call_later(RETRY_S, self.reconsider, name)
-                return
-            leaving = list(pending.leaving)
+            # Without the lock: members may go while a shard that is asked is away.
+            checked, refusal = decision, await self._check(decision)
         self._delivery.tell(name)
         for client_id in leaving:
             await self._close_client(client_id)
@@ -212,6 +220,8 @@ class HomeSteps:
         entry = self._shard.state.groups.find(name)
         if entry is None or entry.group.terms.mode != "sync" or not entry.group.members:
             return None
+        if not given_up and len(pending.arrivals) < len(entry.group.members):
+            return None  # told of each arrival: nothing is looked through before the last
         arrivals, parts = pending.arrived_at(entry), self._parts()
         if not given_up or pending.since is None or not missing_ranks(entry.group, arrivals):
             return propose(entry.group, entry.step + 1, arrivals, parts)
@@ -221,12 +231,11 @@ class HomeSteps:
     def _parts(self) -> dict[bytes, StagedPart]:
         return {part.origin.client_id: part for part in self._shard.state.groups.parts()}
 
-    async def _checked(self, pending: PendingStep, decision: Decision) -> Decision:
-        """Asks all shards whether a step's merged gradients may be applied; returns what is to be decided then."""
+    async def _check(self, decision: Decision) -> Refusal | None:
+        """Asks all shards whether a step's merged gradients may be applied; returns why they may not."""
         state = self._shard.state
         here = await self._shard.sequencer.change(lambda: check_here(state, decision))
-        refusal = here or await self._delivery.check(decision)
-        return decision if refusal is None else dataclasses.replace(decision, end="refused", refusal=refusal)
+        return here or await self._delivery.check(decision)
 
     async def _commit(self, pending: PendingStep, decision: Decision) -> None:
         """Carries a decision out here; from then on it holds.
@@ -240,7 +249,7 @@ class HomeSteps:
             if error.rule.retryable or decision.end == "refused":
                 raise
             logger.warning("step %d of group %r cannot be applied here: %s", decision.step, decision.group, error.message)
-            decision = dataclasses.replace(decision, end="refused", refusal=Refusal.of(error))
+            decision = _refused(decision, Refusal.of(error))
             await self._shard.change(lambda: decide(self._shard.state, decision))
         if pending.since is not None:
             self._shard.metrics.group_step_seconds.observe(time.monotonic() - pending.since)
@@ -250,12 +259,23 @@ class HomeSteps:
         pending.forget(list(pending.arrivals))
 
     async def _watch_steps(self) -> None:
-        """Gives up steps whose ranks do not arrive in time."""
+        """Gives up steps whose ranks do not arrive in time; time in which home was paused or served nobody does not count."""
+        tick_s = min(LONGEST_TICK_S, self._step_timeout_s / 10)
         while True:
-            await asyncio.sleep(min(LONGEST_TICK_S, self._step_timeout_s / 10))
+            began = time.monotonic()
+            await asyncio.sleep(tick_s)
+            passed_s = time.monotonic() - began
+            paused = passed_s > LONGEST_GAP_TICKS * tick_s or not self._shard.is_serving
             for name, pending in self._pending:
+                if paused:
+                    pending.pause(passed_s)
                 if pending.since is not None and time.monotonic() - pending.since > self._step_timeout_s:
                     await self._decide_what_can_be(name, given_up=True)
+
+
+def _refused(decision: Decision, refusal: Refusal | None) -> Decision:
+    """Returns a decision, refused if there is a reason."""
+    return decision if refusal is None else dataclasses.replace(decision, end="refused", refusal=refusal)
 
 
 def _former(client: ClientEntry, number: int) -> StepResult:

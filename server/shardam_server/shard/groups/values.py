@@ -74,11 +74,6 @@ class Group:
     members: tuple[Member, ...] = ()
     complete_restart_count: int = NEVER_COMPLETE
 
-    @property
-    def exclusive(self) -> bool:
-        """True: changes from outside are refused."""
-        return self.terms.mode == "sync" and bool(self.members)
-
     def member(self, client_id: bytes) -> Member | None:
         """Returns a client's membership, or None."""
         return next((member for member in self.members if member.client_id == client_id), None)

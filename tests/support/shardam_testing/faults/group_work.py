@@ -24,6 +24,9 @@ KINDS: tuple[WorkKind, ...] = ("gradient", "empty", "abstain")
 MAX_ROWS = 24
 """Rows of one table's gradient at most."""
 
+MEETING = 0.1
+"""Of the geometric distribution of rows: all ranks meet in the first ones, with gradients so unequal that the order counts."""
+
 CYCLE = 16
 """Steps after which each special kind of step comes again."""
 
@@ -93,9 +96,9 @@ def make_work(seed: int, world_size: int, rank: int, step: int) -> Work:
     kind: WorkKind = "abstain" if place == ABSTAINED_STEP else KINDS[own.choice(len(KINDS), p=(0.9, 0.05, 0.05))]
     if peak is not None and world_size > 1:
         return Work("gradient", (_peak(peak / world_size),), options, grad_scale)
-    count = int(own.choice([1, 1, 2, 3]))
-    chosen = [TABLES[index] for index in sorted(own.permutation(len(TABLES))[:count])]
-    return Work(kind, tuple(_table_work(own, spec) for spec in chosen), options, grad_scale)
+    shared = {int(place) for place in common.permutation(len(TABLES))[: common.choice([1, 1, 2])]}
+    chosen = sorted(shared | {int(place) for place in own.permutation(len(TABLES))[: own.choice([0, 1])]})
+    return Work(kind, tuple(_table_work(own, TABLES[index]) for index in chosen), options, grad_scale)
 
 
 def digest(pulled: Iterable[Float32s]) -> str:
@@ -113,6 +116,7 @@ def _peak(value: float) -> TableWork:
 
 def _table_work(rng: np.random.Generator, spec: TableSpec) -> TableWork:
     count = int(rng.integers(1, MAX_ROWS + 1))
-    places = np.minimum(rng.geometric(0.03, count), NUM_IDS).astype(np.int64)
+    places = np.minimum(rng.geometric(MEETING, count), NUM_IDS).astype(np.int64)
     row_ids = places if spec.num_embeddings is not None else (places - 20) * np.int64(1_000_003)
-    return TableWork(spec, row_ids, rng.standard_normal((count, spec.dim)).astype(np.float32))
+    scales = np.exp2(rng.integers(-8, 9, (count, 1))).astype(np.float32)
+    return TableWork(spec, row_ids, rng.standard_normal((count, spec.dim)).astype(np.float32) * scales)

@@ -157,8 +157,10 @@ class Injector:
             case KillShard() | StopShard():
                 return self._act_on_shard(action)
             case KillInPhase(phase, index):
+                if self._undo:
+                    return False  # a step stands still meanwhile, and so does this thread
                 step = kill_in_phase(self._cluster, phase, index)
-                self._note(f"kill {'peer' if index else 'home'}, {phase.value}", f"shard {index}", f"step {step}")
+                self._note(f"kill {'peer' if index else 'home'} ({phase.value})", f"shard {index}", f"step {step}")
             case KillMember() | StopMember():
                 self._act_on_member(action)
             case KillWorker() | StartWorker() | StopWorker():

@@ -72,6 +72,12 @@ def test_a_rank_outside_the_world_is_refused(rank: int) -> None:
         join(None, [], one, 1, {})
 
 
+def test_a_world_of_more_ranks_than_a_shard_keeps_clients_is_refused() -> None:
+    huge = dataclasses.replace(SYNC, world_size=2**32 - 1)
+    with pytest.raises(BadOption, match="world_size must be at most 65536, got 4294967295"):
+        join(None, [], request(0, terms=huge), 1, {})
+
+
 def test_a_group_without_a_name_is_refused() -> None:
     with pytest.raises(BadOption, match="needs a name"):
         join(None, [], request(0, group=""), 1, {})

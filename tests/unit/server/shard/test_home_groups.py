@@ -3,96 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable
+import time
 
 import numpy as np
 import pytest
-from shardam_testing.shard_group import ShardGroup, running_group
+from shardam_testing.shard_group import WAIT_S, ShardGroup, running_group
+from shardam_testing.shard_group_members import (
+    AGAIN,
+    OPTIONS,
+    RANK_0,
+    RANK_1,
+    arrive_request,
+    group_steps,
+    join,
+    join_request,
+    on_three_shards,
+    push,
+    step_of_both,
+    table_steps,
+)
 
-from shardam_kernels.factors import AdamOptions
-from shardam_proto.errors import ClientClosed, GroupMismatch, NonFiniteGradient, ShardNotReady
-from shardam_proto.limits import PROTOCOL_VERSION
-from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2
+from shardam_proto.errors import BadOption, ClientClosed, GroupMismatch, NonFiniteGradient, ShardNotReady
+from shardam_proto.v1 import group_pb2
 from shardam_server.shard.clients import Origin
 from shardam_server.shard.groups.changes import IncomingPart, decide, stage
-from shardam_server.shard.groups.values import Decision, Kind
+from shardam_server.shard.groups.values import Decision
 from shardam_server.shard.metrics import ShardMetrics
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection
-
-RANK_0, RANK_1, AGAIN = b"0" * 16, b"1" * 16, b"2" * 16
-
-OPTIONS = AdamOptions(lr=0.1)
-
-Scenario = Callable[[ShardGroup], Awaitable[None]]
-
-
-def on_three_shards(scenario: Scenario) -> Callable[[], None]:
-    """Runs a test on home and two more shards."""
-
-    async def run() -> None:
-        async with running_group(3) as shards:
-            await scenario(shards)
-
-    def test() -> None:
-        asyncio.run(run())
-
-    functools.update_wrapper(test, scenario)
-    del test.__wrapped__  # type: ignore[attr-defined]  # pytest would see the shards as a fixture
-    return test
-
-
-def join_request(client_id: bytes, rank: int, *, world_size: int = 2, restarts: int = 0) -> embedding_pb2.JoinGroupRequest:
-    terms = group_pb2.GroupTerms(mode=group_pb2.GROUP_MODE_SYNC, reduce=group_pb2.REDUCE_MEAN, world_size=world_size)
-    header = common_pb2.RequestHeader(protocol_version=PROTOCOL_VERSION, client_id=client_id)
-    return embedding_pb2.JoinGroupRequest(header=header, group="workers", terms=terms, rank=rank, restart_count=restarts)
-
-
-async def join(shards: ShardGroup, client_id: bytes, rank: int, *, world_size: int = 2, restarts: int = 0) -> int:
-    shards.open(client_id)
-    return await shards.groups.join(join_request(client_id, rank, world_size=world_size, restarts=restarts))
-
-
-def push(shards: ShardGroup, client_id: bytes, rank: int, step: int, *, number: int = 0, kind: Kind = "gradient") -> None:
-    """Stages a part on every shard."""
-    for state in shards.states:
-        sections = []
-        if kind == "gradient":
-            gradients = np.full((2, 2), 1.0 + rank, np.float32)
-            sections = [GradientSection(state.table(1), np.array([1, 2]), gradients, OPTIONS, 1.0)]
-        stage(state, IncomingPart(Origin(client_id, number or step, b"part"), step, rank, kind, sections))
-
-
-def arrive_request(
-    client_id: bytes, rank: int, step: int, *, number: int = 0, budget_s: float = 20.0, peak: float = 1.0
-) -> embedding_pb2.ArriveRequest:
-    header = common_pb2.RequestHeader(
-        protocol_version=PROTOCOL_VERSION,
-        client_id=client_id,
-        number=number or step,
-        step=step,
-        rank=rank,
-        budget_s=budget_s,
-    )
-    return embedding_pb2.ArriveRequest(header=header, peaks=[group_pb2.TablePeak(table_id=1, peak=peak)])
-
-
-async def step_of_both(shards: ShardGroup, step: int) -> list[embedding_pb2.ArriveResponse]:
-    for rank, client_id in enumerate((RANK_0, RANK_1)):
-        push(shards, client_id, rank, step)
-    arrivals = [
-        shards.groups.steps.arrive(arrive_request(client_id, rank, step)) for rank, client_id in enumerate((RANK_0, RANK_1))
-    ]
-    return list(await asyncio.gather(*arrivals))
-
-
-def group_steps(shards: ShardGroup) -> list[int]:
-    return [entry.step for state in shards.states for entry in state.groups]
-
-
-def table_steps(shards: ShardGroup) -> list[int]:
-    return [state.table(1).step for state in shards.states]
 
 
 @on_three_shards
@@ -247,6 +185,26 @@ async def test_large_gradients_are_checked_on_all_shards_before_the_step_is_deci
     await shards.until("the next step", lambda: table_steps(shards) == [1, 1, 1])
 
 
+@on_three_shards
+async def test_members_may_go_while_a_shard_that_has_to_check_a_step_is_away(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0)
+    await join(shards, RANK_1, 1)
+    push(shards, RANK_0, 0, 1)
+    push(shards, RANK_1, 1, 1)
+    shards.down.add(2)
+    both = [
+        asyncio.create_task(shards.groups.steps.arrive(arrive_request(client_id, rank, 1, peak=2.0**62)))
+        for rank, client_id in enumerate((RANK_0, RANK_1))
+    ]
+    await shards.until("shard 1 to be asked", lambda: ("check step", 1, b"") in shards.calls)
+    await asyncio.wait_for(shards.closing.close(RANK_1), WAIT_S)
+    shards.down.clear()
+    answer = await both[0]
+    assert answer.result.num_contributions == 1
+    with pytest.raises(ClientClosed):
+        await both[1]
+
+
 def test_a_step_that_waits_too_long_is_given_up_and_names_the_missing_rank() -> None:
     async def run() -> None:
         async with running_group(3) as shards:
@@ -266,6 +224,48 @@ def test_a_step_that_waits_too_long_is_given_up_and_names_the_missing_rank() -> 
             await shards.until("the next step", lambda: table_steps(shards) == [1, 1, 1])
 
     asyncio.run(run())
+
+
+def test_a_pause_of_home_counts_for_no_steps_time() -> None:
+    async def run() -> None:
+        async with running_group(1) as shards:
+            await shards.stop_home()
+            shards.step_timeout_s = 2.0
+            await shards.start_home()
+            await join(shards, RANK_0, 0)
+            await join(shards, RANK_1, 1)
+            push(shards, RANK_0, 0, 1)
+            waiting = asyncio.create_task(shards.groups.steps.arrive(arrive_request(RANK_0, 0, 1)))
+            await shards.until("rank 0 to arrive", lambda: shards.groups.has_arrived("workers", RANK_0))
+            time.sleep(2 * shards.step_timeout_s)  # nothing else runs, as where the process is stopped
+            done, _ = await asyncio.wait({waiting}, timeout=0.5)
+            assert not done
+            push(shards, RANK_1, 1, 1)
+            answer = await shards.groups.steps.arrive(arrive_request(RANK_1, 1, 1))
+            assert answer.result.num_contributions == 2
+            await waiting
+
+    asyncio.run(run())
+
+
+@on_three_shards
+async def test_a_shard_that_hangs_while_a_group_begins_holds_up_nobody_else(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0, world_size=1)
+    former, asked = shards.groups._delivery.former, asyncio.Event()
+
+    async def hang(name: str) -> tuple[int, int]:
+        asked.set()
+        await asyncio.Event().wait()
+        return await former(name)
+
+    shards.groups._delivery.former = hang  # type: ignore[method-assign]
+    shards.open(RANK_1)
+    request = join_request(RANK_1, 0, world_size=1)
+    request.group = "others"
+    joining = asyncio.create_task(shards.groups.join(request))
+    await asked.wait()
+    await asyncio.wait_for(shards.closing.close(RANK_0), WAIT_S)
+    joining.cancel()
 
 
 @on_three_shards
@@ -321,3 +321,12 @@ def test_a_step_that_home_cannot_apply_is_counted_and_logged_as_refused(
     asyncio.run(run())
     assert ends == ["refused"]
     assert "step 1 of group 'workers' was refused: row 7 overflows" in caplog.text
+
+
+@on_three_shards
+async def test_a_client_without_heartbeats_cannot_join_since_nobody_would_see_it_die(shards: ShardGroup) -> None:
+    for state in shards.states:
+        state.open_client(RANK_0, heartbeats=False)
+    with pytest.raises(BadOption, match="heartbeats"):
+        await shards.groups.join(join_request(RANK_0, 0))
+    assert [list(state.groups) for state in shards.states] == [[], [], []]
