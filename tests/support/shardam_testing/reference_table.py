@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import numpy.typing as npt
 
@@ -36,9 +38,20 @@ class ReferenceTable:
         self._row_steps: dict[int, int] = {}
         self._num_slots = 0
 
-    def push(self, row_ids: Int64s, gradients: Float32s, options: AdamOptions) -> None:
+    def copy(self) -> ReferenceTable:
+        """Returns a table that changes on its own from here on."""
+        other = copy.copy(self)
+        arena = reference.Arena(self._layout.stride_bytes)
+        arena.records = self._records.arena.records.copy()
+        other._records = reference.Records(arena, self._layout)
+        other._slots, other._row_steps = dict(self._slots), dict(self._row_steps)
+        return other
+
+    def push(
+        self, row_ids: Int64s, gradients: Float32s, options: AdamOptions, *, grad_scale: float = 1.0, contributions: int = 1
+    ) -> None:
         self.t += 1
-        step = factors(options, self.t)
+        step = factors(options, self.t, grad_scale=grad_scale, contributions=contributions)
         merged = reference.merge_gradients(row_ids, gradients, step)
         ids = merged.row_ids.tolist()
         slots = self._insert(ids)
@@ -75,6 +88,16 @@ class ReferenceTable:
                 reference.read_component(self._records, name, np.array([slot]), part)
             rows[row_id] = b"".join(part.tobytes() for part in parts)
         return rows
+
+    def has(self, row_id: int) -> bool:
+        return row_id in self._slots
+
+    def bits(self, row_ids: list[int]) -> bytes:
+        """Returns the bits of rows that exist: weight, exp_avg, exp_avg_sq, then the step in bias correction, for all of them."""
+        slots = np.array([self._slots[row_id] for row_id in row_ids], np.int64)
+        steps = [self._row_steps[row_id] if self.spec.step == "row" else self.t for row_id in row_ids]
+        columns = [self._records.read(name, slots).tobytes() for name in COMPONENTS]
+        return b"".join([*columns, np.array(steps, np.int64).tobytes()])
 
     def _insert(self, row_ids: list[int]) -> Int64s:
         for row_id in row_ids:

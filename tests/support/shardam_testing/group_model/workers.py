@@ -1,0 +1,184 @@
+"""A worker as shards see it: one number in flight, sent again until it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar, Literal
+
+from shardam_server.shard.groups.roster import JoinRequest
+from shardam_server.shard.groups.values import GroupTerms, Refusal, StepResult
+from shardam_testing.group_model.contents import NUM_SHARDS, Content
+from shardam_testing.group_model.messages import (
+    Arrive,
+    ArriveAnswer,
+    Gone,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    Open,
+    Opened,
+    Part,
+    PartAnswer,
+)
+from shardam_testing.group_model.oracle import GROUP, Oracle
+
+Phase = Literal["opening", "joining", "idle", "sending", "late", "arriving", "leaving", "left", "gone"]
+"""late: its step was decided without it; gone: dropped, and connects again."""
+
+NO_END = 2**62
+"""A step that no run reaches."""
+
+
+class ModelWorker:
+    """One client of one rank.
+
+    Args:
+        rank: its rank.
+        client_id: its client.
+        restart_count: how often its launcher has restarted it.
+        terms: what it asks for.
+        make_content: makes what it contributes to a step.
+        oracle: keeps what it contributes, and checks what it is told.
+
+    Attributes:
+        last_step: it begins no step after this one.
+        wants_to_leave: it leaves when its step has ended.
+        step: its step, present or next.
+        number: its last number.
+        num_results: steps that have ended for it.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        client_id: bytes,
+        restart_count: int,
+        terms: GroupTerms,
+        make_content: Callable[[int, int], Content],
+        oracle: Oracle,
+    ) -> None:
+        self.rank = rank
+        self.client_id = client_id
+        self.restart_count = restart_count
+        self.terms = terms
+        self.phase: Phase = "opening"
+        self.last_step = NO_END
+        self.wants_to_leave = False
+        self.step = 0
+        self.number = 0
+        self.num_results = 0
+        self._make_content = make_content
+        self._oracle = oracle
+        self._opened: set[int] = set()
+        self._answers: dict[int, PartAnswer] = {}
+
+    @property
+    def content(self) -> Content:
+        return self._oracle.contents[self.client_id, self.number]
+
+    def speak(self) -> Iterator[tuple[int, object]]:
+        """Yields what it sends now, again or for the first time: shard and message."""
+        if self.phase == "idle":
+            self._go_on()
+        match self.phase:
+            case "opening":
+                yield from ((shard, Open(self.client_id)) for shard in range(NUM_SHARDS) if shard not in self._opened)
+            case "joining":
+                yield 0, Join(JoinRequest(self.client_id, GROUP, self.terms, self.rank, self.restart_count))
+            case "sending" | "late":
+                for shard in range(NUM_SHARDS):
+                    if shard not in self._answers:
+                        yield shard, Part(self.client_id, self.number)
+            case "arriving":
+                yield 0, Arrive(self.client_id, self.number, self.step, self._peaks(), self._refusal())
+            case "leaving":
+                yield 0, Leave(self.client_id)
+
+    def _go_on(self) -> None:
+        if self.wants_to_leave:
+            self.phase = "leaving"
+        elif self.step <= self.last_step:
+            self.number += 1
+            self._oracle.contents[self.client_id, self.number] = self._make_content(self.rank, self.step)
+            self._answers = {}
+            self.phase = "sending"
+
+    def _peaks(self) -> dict[int, float]:
+        peaks: dict[int, float] = {}
+        for answer in self._answers.values():
+            for table_id, peak in answer.peaks.items():
+                peaks[table_id] = max(peaks.get(table_id, 0.0), peak)
+        return peaks
+
+    def _refusal(self) -> Refusal | None:
+        refusals = [self._answers[shard].refusal for shard in sorted(self._answers)]
+        return next((refusal for refusal in refusals if refusal is not None), None)
+
+    def receive(self, body: object) -> None:
+        """Handles an answer."""
+        self._ways[type(body)](self, body)
+
+    def _on_opened(self, body: Opened) -> None:
+        self._opened.add(body.shard)
+        if self.phase == "opening" and len(self._opened) == NUM_SHARDS:
+            self.phase = "joining"
+
+    def _on_joined(self, body: Joined) -> None:
+        if self.phase == "joining":
+            self.step, self.phase = body.first_step, "idle"
+
+    def _on_part(self, body: PartAnswer) -> None:
+        if body.result is not None:
+            self._oracle.check_told(self.client_id, body.number, body.result)
+        if body.number != self.number or self.phase not in ("sending", "late"):
+            return
+        if body.result is not None and self.phase == "sending":
+            self._become_late()
+        if self.phase == "sending" or body.result is not None:
+            self._answers[body.shard] = body
+        if len(self._answers) == NUM_SHARDS:
+            if self.phase == "late":
+                self._finish(body.result)
+            else:
+                self.phase = "arriving"
+
+    def _become_late(self) -> None:
+        """Sends its parts again until every shard has closed the number: those that had staged it may have dropped it."""
+        self.phase = "late"
+        self._answers = {}
+
+    def _on_arrive(self, body: ArriveAnswer) -> None:
+        if body.result is not None:
+            self._oracle.check_told(self.client_id, body.number, body.result)
+        if body.number != self.number or self.phase != "arriving":
+            return
+        if body.result is None or not body.result.num_contributions:
+            self._become_late()
+        else:
+            self._finish(body.result)
+
+    def _finish(self, result: StepResult | None) -> None:
+        assert result is not None
+        assert result.step == self.step
+        self.phase = "idle"
+        self.step += 1
+        self.num_results += 1
+
+    def _on_gone(self, body: Gone) -> None:
+        if self.phase in ("leaving", "left"):
+            self.phase = "left"
+        else:
+            self.phase = "gone"
+
+    def _on_left(self, body: Left) -> None:
+        self.phase = "left" if self.phase in ("leaving", "left") else "gone"
+
+    _ways: ClassVar[Mapping[type, Callable[..., None]]] = {
+        Opened: _on_opened,
+        Joined: _on_joined,
+        PartAnswer: _on_part,
+        ArriveAnswer: _on_arrive,
+        Gone: _on_gone,
+        Left: _on_left,
+    }
