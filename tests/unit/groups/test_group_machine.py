@@ -1,7 +1,7 @@
 """Random runs of a sync group under loss, reordering and repetition of messages and crashes of every process.
 
-What must hold is PROTOCOL.md, section 5: no half step, no step applied twice, no acknowledged part lost, one decision everywhere;
-and the group goes on once faults have stopped.
+What must hold is PROTOCOL.md, section 5: no half step, no step applied twice, no acknowledged part lost, one decision
+everywhere; and the group goes on once faults have stopped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Home's part beside its shard: what it remembers of a pending step, of joins and of clients that go; all of it lost in a crash.
+"""Home's part beside its shard: what it remembers of a pending step, of joins and of clients that go; lost in a crash.
 
-It answers what is asked at once where it can; everything else is done piece by piece by `work`, so that a crash may come between.
+It answers what is asked at once where it can; everything else is done piece by piece by `work`, and a crash may come between.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class ModelHome:
         except ShardamError as error:
             if error.reason == "CLIENT_CLOSED":
                 self._shard.send(request.client_id, Gone(error.reason))
-            else:
-                assert error.reason == "GROUP_MISMATCH"  # it tries again
+            elif error.reason != "GROUP_MISMATCH":  # after which it tries again
+                raise
             return
         if joined.group is not group:
             set_group(state, joined.group, step)

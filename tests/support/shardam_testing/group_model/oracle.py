@@ -240,6 +240,6 @@ def _snapshot(tables: Mapping[int, ReferenceTable]) -> Snapshot:
     rows: list[dict[int, tuple[list[int], bytes]]] = [{} for _ in range(NUM_SHARDS)]
     for table_id, table in tables.items():
         for shard in range(NUM_SHARDS):
-            row_ids = [row_id for row_id in ROW_IDS[OWNERS == shard].tolist() if table.has(row_id)]
+            row_ids = [row_id for row_id in ROW_IDS[shard == OWNERS].tolist() if table.has(row_id)]
             rows[shard][table_id] = row_ids, table.bits(row_ids)
     return Snapshot(tables, rows)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from shardam_proto.errors import ShardamError
+from shardam_proto.errors import ClientClosed, ShardamError
 from shardam_proto.registry import ClusterEntry
 from shardam_proto.v1 import group_pb2, journal_pb2
 from shardam_server.shard.clients import Origin
@@ -187,8 +187,7 @@ class ModelShard:
     def _open(self, body: Open) -> None:
         try:
             self.state.open_client(body.client_id, heartbeats=True)
-        except ShardamError as error:
-            assert error.reason == "CLIENT_CLOSED"
+        except ClientClosed as error:
             self.send(body.client_id, Gone(error.reason))
         else:
             self.send(body.client_id, Opened(self.index))
