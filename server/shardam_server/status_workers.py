@@ -54,7 +54,7 @@ class WorkersReport:
         return [waiting_words(waiting) for waiting in self.waiting]
 
 
-NO_HOME = WorkersReport("home, shard 0, does not answer, and only home knows them")
+NO_HOME = WorkersReport("home, shard 0, cannot be asked, and only home knows them")
 
 
 def ask_workers(address: str, header: common_pb2.RequestHeader, settings: StatusSettings) -> WorkersReport:

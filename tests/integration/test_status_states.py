@@ -180,7 +180,7 @@ def test_without_home_the_workers_are_unknown_and_the_rest_stands(valkey: Valkey
     shards.servers[0].stop(None).wait()
     done = status(valkey)
     assert done.returncode == 1
-    assert "workers unknown: home, shard 0, does not answer, and only home knows them" in done.stdout
+    assert "workers unknown: home, shard 0, cannot be asked, and only home knows them" in done.stdout
     assert re.search("^1 +serving", done.stdout, re.MULTILINE)
 
 
