@@ -131,8 +131,12 @@ class LocalCluster(Cluster):
         Raises:
             ShardamError: a queued push failed; the processes have ended all the same.
         """
+        super().close()
+
+    def _close(self, *, for_members: bool) -> None:
+        """Closes, however that was asked for, and ends the processes."""
         try:
-            super().close()
+            super()._close(for_members=for_members)
         finally:
             self._process.stop()
 
