@@ -180,7 +180,7 @@ def test_a_change_from_outside_a_sync_group_is_refused_and_its_key_stays_free(
     key, client_id = next(KEYS), secrets.token_bytes(16)
     worker = [dataclasses.replace(client, client_id=client_id) for client in fronts.grpc.clients]
     for client in worker:
-        client.open()
+        client.open(heartbeats=True)
     terms = group_pb2.GroupTerms(mode=group_pb2.GROUP_MODE_SYNC, reduce=group_pb2.REDUCE_SUM, world_size=1)
     join = embedding_pb2.JoinGroupRequest(header=worker[0].header(), group="workers", terms=terms)
     worker[0].call(worker[0].embedding.JoinGroup, join)
