@@ -1,7 +1,7 @@
 # What people and CI run. ARGS reaches the command: `make demo ARGS="--epochs 1"`, `make test ARGS="unit parity"`.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test chaos lint proto cases constraints package-test bench clean
+.PHONY: help setup demo test chaos fuzz lint proto cases constraints package-test bench clean
 
 BIN := .venv/bin
 # protoc finds its plugins on PATH.
@@ -24,6 +24,9 @@ SECONDS ?= 60
 SEED ?= 1
 chaos: setup ## kills, stops and cuts at random for SECONDS, with plans from SEED, and compares every bit afterwards
 	@$(BIN)/python scripts/chaos.py $(SECONDS) $(SEED)
+
+fuzz: setup ## plays a group of workers under lost messages and crashes at random for SECONDS, from SEED, without processes
+	@$(BIN)/python scripts/fuzz.py $(SECONDS) $(SEED)
 
 lint: setup ## ruff, mypy --strict and buf
 	$(BIN)/ruff check .

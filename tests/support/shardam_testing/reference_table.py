@@ -93,7 +93,7 @@ class ReferenceTable:
         return row_id in self._slots
 
     def bits(self, row_ids: list[int]) -> bytes:
-        """Returns the bits of rows that exist: all weights, exp_avg, exp_avg_sq, then their steps in bias correction."""
+        """Returns the bits of rows that exist: all of weight, of exp_avg, of exp_avg_sq, then steps in bias correction."""
         slots = np.array([self._slots[row_id] for row_id in row_ids], np.int64)
         steps = [self._row_steps[row_id] if self.spec.step == "row" else self.t for row_id in row_ids]
         columns = [self._records.read(name, slots).tobytes() for name in COMPONENTS]

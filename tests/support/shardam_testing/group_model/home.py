@@ -1,6 +1,6 @@
-"""Home's part beside its shard: what it remembers of a pending step, of joins and of clients that go; lost in a crash.
+"""Home's part beside its shard: what it knows of a pending step, of joins and of clients that go; a crash takes all of it.
 
-It answers what is asked at once where it can; everything else is done piece by piece by `work`, and a crash may come between.
+It answers what is asked at once where it can; the rest is done piece by piece by `work`, so that a crash may come between.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class ModelHome:
         except ShardamError as error:
             if error.reason == "CLIENT_CLOSED":
                 self._shard.send(request.client_id, Gone(error.reason))
-            elif error.reason != "GROUP_MISMATCH":  # after which it tries again
+            elif error.reason != "GROUP_MISMATCH":  # of that it hears nothing here, and tries again
                 raise
             return
         if joined.group is not group:

@@ -116,6 +116,8 @@ class Oracle:
             assert _KINDS[one.kind] == content.kind
         if not self.giving_up:
             assert len(ranks) == len(group.members), "a step is decided before all members have arrived"
+            if all(member.restart_count > group.complete_restart_count for member in group.members):
+                assert len(ranks) == group.terms.world_size, "a group begins before all ranks are there"
         contents = [self.contents[one.client_id, one.number] for one in message.contributions]
         mean = group.terms.reduce == "mean"
         before = self._decided[-1].after if self._decided else self._start

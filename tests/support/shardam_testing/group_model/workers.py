@@ -46,7 +46,6 @@ class ModelWorker:
         wants_to_leave: it leaves when its step has ended.
         step: its step, present or next.
         number: its last number.
-        num_results: steps that have ended for it.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class ModelWorker:
         self.wants_to_leave = False
         self.step = 0
         self.number = 0
-        self.num_results = 0
         self._make_content = make_content
         self._oracle = oracle
         self._opened: set[int] = set()
@@ -163,7 +161,6 @@ class ModelWorker:
         assert result.step == self.step
         self.phase = "idle"
         self.step += 1
-        self.num_results += 1
 
     def _on_gone(self, body: Gone) -> None:
         if self.phase in ("leaving", "left"):
