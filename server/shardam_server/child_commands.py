@@ -61,9 +61,13 @@ class ChildCommands:
 
         return self._package(f"shard {index}", flags)
 
-    def admin(self, port: int) -> ChildSpec:
-        """Returns the admin API's specification."""
-        return self._package("admin", lambda: ["admin", *_flags({"port": port}), *self._common_flags()])
+    def admin(self, port: Callable[[], int]) -> ChildSpec:
+        """Returns the admin API's specification.
+
+        Args:
+            port: its port at each start.
+        """
+        return self._package("admin", lambda: ["admin", *_flags({"port": port()}), *self._common_flags()])
 
     def _package(self, name: str, arguments: Callable[[], Sequence[str]]) -> ChildSpec:
         # -P: a file of the user's folder, such as redis.py, must not stand in for a package.

@@ -67,7 +67,8 @@ class _Cluster:
         self._private = private
         self._redis_url = private.url if private is not None else str(settings.redis)
         self._probe = ClusterProbe(self._redis_url, settings.cluster, settings.redis_timeout_s)
-        self._admin_port = settings.admin_port or free_port(settings.host)
+        self._admin_port = settings.admin_port
+        self._admin_has_served = False
         # A shard on a free port keeps the port that it first took, so that workers find it again.
         self._ports = {index: settings.port + index if settings.port else 0 for index in range(settings.shards)}
         self._have_served: set[int] = set()
@@ -122,8 +123,14 @@ class _Cluster:
             )
             for index in self._ports
         ]
-        admin = Kept(Child(commands.admin(self._admin_port), console), self._admin_ready, of_ours, after=servers)
+        admin = Kept(Child(commands.admin(self._port_of_admin), console), self._admin_ready, of_ours, after=servers)
         return [servers, shards, [admin]]
+
+    def _port_of_admin(self) -> int:
+        """Returns the admin API's port; a free one is chosen as late as possible, since a shard may take it meanwhile."""
+        if not self._settings.admin_port and not self._admin_has_served:
+            self._admin_port = free_port(self._settings.host)
+        return self._admin_port
 
     def _shard_command(self, commands: ChildCommands, index: int) -> ChildSpec:
         return commands.shard(index, lambda: self._ports[index], lambda: index in self._have_served)
@@ -161,6 +168,7 @@ class _Cluster:
 
     async def _admin_ready(self, pid: int) -> None:
         await self._probe.admin_ready(local_host(self._settings.host), self._admin_port)
+        self._admin_has_served = True
         _log.debug("the admin API answers (pid %d)", pid)
 
     async def _announce(self) -> None:
