@@ -6,4 +6,4 @@ from hypothesis import settings
 from shardam_testing.group_model.machine import GroupMachine
 
 TestGroupMachine = GroupMachine.TestCase
-TestGroupMachine.settings = settings(deadline=None, derandomize=True, print_blob=True, max_examples=120, stateful_step_count=30)
+TestGroupMachine.settings = settings(deadline=None, derandomize=True, print_blob=True, max_examples=160, stateful_step_count=30)

@@ -25,7 +25,7 @@ SPECS = (
 """Both step modes, both widths of weights, with and without bounds and padding. Their ids are 1, 2."""
 
 ROW_IDS = np.arange(12, dtype=np.int64)
-"""So few that ranks meet on rows; each shard has some."""
+"""So few that ranks meet on rows; each shard has some, and the first three one each."""
 
 OWNERS = RouteMap(1, NUM_SHARDS).shards_of(ROW_IDS)
 
@@ -79,7 +79,7 @@ class Content:
 
 def scale_of(step: int) -> float:
     """Returns the loss scale of a step."""
-    return (LARGE_SCALE, 2.0, 0.5)[step % 3]
+    return (LARGE_SCALE, 2.0, LARGE_SCALE, 0.5)[step % 4]
 
 
 def make_content(plan: Plan, step: int, rank: int, seed: Sequence[int]) -> Content:
@@ -92,14 +92,14 @@ def make_content(plan: Plan, step: int, rank: int, seed: Sequence[int]) -> Conte
     if kind == "gradient":
         first = int(rng.integers(2))
         for table_id in (1, 2)[first : first + int(rng.integers(1, 3))]:
-            row_ids = rng.choice(ROW_IDS, int(rng.integers(0, 6)))
+            row_ids = (rng.random(int(rng.integers(0, 7))) ** 2 * ROW_IDS.size).astype(np.int64)  # the first more often
             tables[table_id] = row_ids, rng.standard_normal((row_ids.size, SPECS[table_id - 1].dim)).astype(np.float32)
     if plan == "nan":
         beyond = GRADIENT_LIMIT * scale if scale < LARGE_SCALE else np.inf
-        _spoil(tables, rng, rng.choice([np.nan, -np.inf, beyond]))
-    elif plan == "huge":  # of two, some sums are too large: unscaled, or as they are
+        _spoil(tables, int(rng.integers(1, 3)), int(rng.integers(1, 6)), rng.choice([np.nan, -np.inf, beyond]))
+    elif plan == "huge":  # of two, sums are too large: unscaled, or as they are
         large = 1.25 * 2.0**63 * scale if scale < LARGE_SCALE else 1.5 * 2.0**127
-        _spoil(tables, rng, large * rng.choice([1, 1, 1, -1]))
+        _spoil(tables, 1, step % NUM_SHARDS, large * rng.choice([1, 1, 1, 1, 1, -1]))
     elif plan == "lr":
         options = dataclasses.replace(options, lr=float(np.nextafter(options.lr, 1)))
     elif plan == "scale":
@@ -109,16 +109,14 @@ def make_content(plan: Plan, step: int, rank: int, seed: Sequence[int]) -> Conte
     return Content(step, rank, kind, tables, options, scale, digest, refused)
 
 
-def _spoil(tables: dict[int, Gradient], rng: np.random.Generator, value: float) -> None:
-    """Puts a value into a row of a table: one of few, so that ranks meet there."""
-    table_id = 1 + int(rng.integers(2))
+def _spoil(tables: dict[int, Gradient], table_id: int, row_id: int, value: float) -> None:
+    """Puts a value into a row's gradient."""
     dim = SPECS[table_id - 1].dim
     row = np.zeros((1, dim), np.float32)
     row[0, 0] = value
     row_ids, gradients = tables.get(table_id, (ROW_IDS[:0], np.zeros((0, dim), np.float32)))
-    spoiled = int(rng.choice([1, 1, 2]))
-    keep = row_ids != spoiled
-    tables[table_id] = np.append(row_ids[keep], spoiled), np.concatenate([gradients[keep], row])
+    keep = row_ids != row_id
+    tables[table_id] = np.append(row_ids[keep], row_id), np.concatenate([gradients[keep], row])
 
 
 def sum_rank(spec: TableSpec, row_ids: Int64s, gradients: Float32s) -> dict[int, Float32s]:

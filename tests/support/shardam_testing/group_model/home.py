@@ -88,6 +88,10 @@ class ModelHome:
         return self.state.groups.find(GROUP)
 
     @property
+    def num_arrived(self) -> int:
+        return len(self._arrivals)
+
+    @property
     def num_closing(self) -> int:
         return len(self._to_end) + len(self._closings)
 
@@ -133,6 +137,7 @@ class ModelHome:
         self._forget(client_id)
 
     def _forget(self, client_id: bytes) -> None:
+        self._oracle.let_go.add(client_id)
         self._arrivals.pop(client_id, None)
         self._joins.pop(client_id, None)
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from shardam_server.shard.groups.values import Reduce
 from shardam_testing.group_model.contents import NUM_RANKS, NUM_SHARDS, PLANS, Plan
-from shardam_testing.group_model.world import World
+from shardam_testing.group_model.world import EVENTS, MOST_PLACES, PHASES, Phase, World
 
 ranks = st.integers(0, NUM_RANKS - 1)
 shards = st.integers(0, NUM_SHARDS - 1)
@@ -26,16 +26,20 @@ BATCH = 100
 
 LONG = settings(deadline=None, database=None, print_blob=True, stateful_step_count=30, suppress_health_check=list(HealthCheck))
 
-MOST_EVENT = 2**12
-"""What happens and to which of up to 256 messages."""
+MOST_EVENT = len(EVENTS) * MOST_PLACES - 1
+"""What happens, and to which message."""
 
 plans = st.one_of(
     st.lists(st.sampled_from(PLANS), min_size=NUM_RANKS, max_size=NUM_RANKS),
     st.sampled_from(PLANS).map(lambda plan: [plan] * NUM_RANKS),
 )
 
-rarely = st.sampled_from([True, False, False])
-"""Whether a rule that changes members acts: steps should come between."""
+phases = st.sampled_from(PHASES)
+
+seeds = st.integers(0, 2**16)
+
+AFTERMATH = 30
+"""What happens after a fault before anything else: it meets messages of its phase in any order."""
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -44,14 +48,15 @@ class GroupMachine(RuleBasedStateMachine):
     world: World
 
     @initialize(
-        seed=st.integers(0, 2**16),
+        seed=seeds,
         reduce=reduces,
-        max_rows=st.sampled_from([0, 0, 0, 0, 5]),
+        max_rows=st.sampled_from([0, 0, 0, 4]),
         syncs=st.booleans(),
-        messages=st.integers(0, 120),
+        odd=st.booleans(),
+        messages=st.just(0) | st.integers(0, 120),
     )
-    def start(self, seed: int, reduce: Reduce, max_rows: int, syncs: bool, messages: int) -> None:
-        self.world = World(seed, reduce, max_rows, syncs=syncs)
+    def start(self, seed: int, reduce: Reduce, max_rows: int, syncs: bool, odd: bool, messages: int) -> None:
+        self.world = World(seed, reduce, max_rows, syncs=syncs, odd=odd)
         self.world.run_well(messages)
 
     @rule(events=st.lists(st.integers(0, MOST_EVENT), min_size=15, max_size=60))
@@ -59,6 +64,10 @@ class GroupMachine(RuleBasedStateMachine):
         self.world.speak()
         for event in events:
             self.world.happen(event)
+
+    @rule(seed=seeds, events=st.integers(1, 100))
+    def go_astray(self, seed: int, events: int) -> None:
+        self.world.run_badly(seed, events)
 
     @rule(messages=st.integers(1, 80))
     def go_well(self, messages: int) -> None:
@@ -70,14 +79,16 @@ class GroupMachine(RuleBasedStateMachine):
             self.world.plan(rank, plan)
         self.world.run_well(messages)
 
-    @rule(shard=shards, how=st.sampled_from(["kill", "power loss", "base"]))
-    def end_life(self, shard: int, how: str) -> None:
+    @rule(shard=shards, how=st.sampled_from(["kill", "power loss", "base"]), phase=phases, seed=seeds)
+    def end_life(self, shard: int, how: str, phase: Phase, seed: int) -> None:
+        self.world.run_to(phase)
         if how == "base":
             self.world.shards[shard].write_base()
         else:
             self.world.crash(shard, power_loss=how == "power loss")
+        self.world.run_badly(seed, AFTERMATH)
 
-    @rule(rank=ranks, messages=st.integers(0, 40))
+    @rule(rank=ranks, messages=st.integers(0, 100))
     def time_out(self, rank: int, messages: int) -> None:
         """A worker stands still, and the others' step is given up."""
         self.world.stopped.add(rank)
@@ -89,11 +100,11 @@ class GroupMachine(RuleBasedStateMachine):
         rank=ranks,
         what=st.sampled_from(["drop", "kill", "start", "restart", "leave", "restart all"]),
         terms=st.tuples(st.integers(2, NUM_RANKS), reduces),
-        really=rarely,
+        phase=phases,
+        seed=seeds,
     )
-    def change_members(self, rank: int, what: str, terms: tuple[int, Reduce], really: bool) -> None:
-        if not really:
-            return
+    def change_members(self, rank: int, what: str, terms: tuple[int, Reduce], phase: Phase, seed: int) -> None:
+        self.world.run_to(phase)
         match what:
             case "drop":
                 self.world.drop(rank)
@@ -105,6 +116,7 @@ class GroupMachine(RuleBasedStateMachine):
                 self.world.restart_all(*terms)
             case _:
                 self.world.start(rank, restarted=what == "restart")
+        self.world.run_badly(seed, AFTERMATH)
 
     @rule(rank=ranks, shard=shards)
     def misuse(self, rank: int, shard: int) -> None:

@@ -69,6 +69,7 @@ class Oracle:
         contents: what each client sent as which number.
         group: as home had it before the change that is being journaled; set by whoever drives home.
         row_limit: rows that a shard may hold; 0: no limit.
+        let_go: clients that home has taken out of the group, or ended.
         giving_up: whether home gives a step up because a rank does not arrive.
     """
 
@@ -76,9 +77,11 @@ class Oracle:
         self.contents: dict[Key, Content] = {}
         self.row_limit = 0
         self.giving_up = False
+        self.let_go: set[bytes] = set()
         self._start = _snapshot({table_id: ReferenceTable(spec, SEED) for table_id, spec in enumerate(SPECS, 1)})
         self._decided: list[Decided] = []
         self._steps_on = [0] * NUM_SHARDS
+        self._versions_on = [0] * NUM_SHARDS
         self._told: dict[Key, StepResult] = {}
 
     @property
@@ -98,6 +101,7 @@ class Oracle:
     def lost(self, shard: int, num_steps: int) -> None:
         """Takes note that a shard's last steps were not on its disk."""
         self._steps_on[shard] -= num_steps
+        self._versions_on[shard] = 0
         if shard == 0:
             del self._decided[self._steps_on[0] :]
             assert max(self._steps_on) <= self.num_decided, "a shard knows of a decision that home has not made"
@@ -142,6 +146,11 @@ class Oracle:
         entry = state.groups.find(GROUP)
         step = 0 if entry is None else entry.step
         assert step == self._steps_on[shard]
+        if entry is not None:
+            ranks = [member.rank for member in entry.group.members]
+            assert ranks == sorted(set(ranks)), "a rank is there twice"
+            assert entry.group.version >= self._versions_on[shard], "a shard goes back to former members"
+            self._versions_on[shard] = entry.group.version
         after = self._decided[step - 1].after if step else self._start
         for table_id, (row_ids, bits) in after.rows[shard].items():
             table = state.table(table_id)

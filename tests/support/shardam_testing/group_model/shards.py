@@ -217,7 +217,7 @@ class ModelShard:
 
     def _update(self, body: Update) -> None:
         request, entry = body.request, self.state.groups.find(GROUP)
-        if request.HasField("decision") and entry is not None and request.decision.step == entry.step + 1:
+        if request.HasField("decision") and entry is not None:
             decide(self.state, decode_decision(request.decision))
         entry = set_group(self.state, decode_group(request.group), request.step)
         self.send(0, Updated(body.life, self.index, entry.group.version, entry.step))

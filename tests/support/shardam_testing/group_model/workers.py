@@ -163,6 +163,7 @@ class ModelWorker:
         self.step += 1
 
     def _on_gone(self, body: Gone) -> None:
+        assert self.client_id in self._oracle.let_go, "a worker is told that it is no member, and home has not let it go"
         if self.phase in ("leaving", "left"):
             self.phase = "left"
         else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from typing import Literal
 
 from shardam_server.shard.clients import ClientEntry
 from shardam_server.shard.groups.values import GroupTerms, Reduce
-from shardam_testing.group_model.contents import NUM_RANKS, NUM_SHARDS, Content, Plan, make_content
+from shardam_testing.group_model.contents import NUM_RANKS, NUM_SHARDS, PLANS, Content, Plan, make_content
 from shardam_testing.group_model.home import ModelHome
 from shardam_testing.group_model.misuse import misuse
 from shardam_testing.group_model.network import Network
@@ -14,31 +16,45 @@ from shardam_testing.group_model.oracle import GROUP, Oracle
 from shardam_testing.group_model.shards import ModelShard
 from shardam_testing.group_model.workers import NO_END, ModelWorker
 
-EVENTS = (
+NETWORK_EVENTS = (
     *("deliver",) * 13,
     *("repeat",) * 3,
     *("lose",) * 2,
     *("work",) * 5,
     *("speak",) * 4,
     *("sync",) * 3,
-    "kill",
-    "power loss",
 )
-"""What may happen on the network and to shards, as often as it should."""
+"""What may happen to messages, as often as it should."""
+
+EVENTS = (*NETWORK_EVENTS, "kill", "power loss", "drop", "drop", "replace", "leave")
+"""What may happen at all."""
+
+SELDOM = 0.05
+"""How often something happens to shards and workers."""
+
+MOST = 0.8
+"""How often a rank does at a step what others do."""
+
+MOST_PLACES = 2**7
+"""To which message it happens: more than there are on their way."""
 
 MORE_STEPS = 2
 """Steps that each worker takes once faults have stopped."""
 
-MOST_TO_DECIDE = 600
-"""Messages, beside those that are on their way, until the pending step is carried out on every shard. For three workers that
-come anew: 18 to open on all shards, 6 to join, 4 of home and its peers for each, 24 for parts and arrivals of a step. Closing a
-client takes 12, and two dozen may be closed at once. Everything may be said twice."""
+Phase = Literal["any", "staged", "arrived", "decided", "half confirmed"]
+"""Where a step stands."""
 
-MOST_TO_GO_ON = 600
-"""Messages until MORE_STEPS are carried out, some of them by clients that were dropped and join again."""
+PHASES: tuple[Phase, ...] = ("any", "staged", "arrived", "decided", "half confirmed")
 
-MOST_TO_END = 300
-"""Messages until the present step has ended and nothing is left to do."""
+MOST_TO_A_PHASE = 120
+"""Messages of two steps, and some of workers that join."""
+
+MOST_OF_STEPS = 300
+"""Messages that may be delivered until steps are carried out on every shard. For three workers that come anew: 18 to open on
+all shards, 6 to join, 4 of home and its peers for each, and 28 for a step."""
+
+MOST_OF_A_CLIENT = 24
+"""Messages that may be delivered, beside these, for each client that there ever was: closing one takes 12."""
 
 
 class World:
@@ -49,14 +65,17 @@ class World:
         reduce: how they are merged.
         max_rows: rows that a shard may hold; 0: no limit.
         syncs: whether shards journal to a disk at once.
+        odd: whether workers do all kinds of things by themselves; else, what they are told or what is usual.
 
     Attributes:
         stopped: ranks whose workers stand still: they say nothing, and what comes to them is lost.
     """
 
-    def __init__(self, seed: int, reduce: Reduce = "mean", max_rows: int = 0, *, syncs: bool = True) -> None:
+    def __init__(self, seed: int, reduce: Reduce = "mean", max_rows: int = 0, *, syncs: bool = True, odd: bool = False) -> None:
         self._seed = seed
+        self._odd = odd
         self._num_contents = 0
+        self._turn = 0
         self._num_clients = 0
         self._last_step = NO_END
         self._checked: dict[int, tuple[int, int]] = {}
@@ -89,7 +108,13 @@ class World:
 
     def _make_content(self, rank: int, step: int) -> Content:
         self._num_contents += 1
-        return make_content(self._plans.pop(rank, "gradient"), step, rank, [self._seed, self._num_contents])
+        plan = self._plans.pop(rank, None) or (self._odd_plan(step, rank) if self._odd else "gradient")
+        return make_content(plan, step, rank, [self._seed, self._num_contents])
+
+    def _odd_plan(self, step: int, rank: int) -> Plan:
+        """What most ranks do at a step, or a gradient; from the seed."""
+        plan = random.Random(self._seed + step).choice([*PLANS, "gradient", "gradient", "gradient"])
+        return plan if random.Random(f"{self._seed} {step} {rank}").random() < MOST else "gradient"
 
     def plan(self, rank: int, plan: Plan) -> None:
         """Says what a rank contributes next."""
@@ -133,7 +158,9 @@ class World:
 
     def speak(self) -> None:
         """Everybody sends what is not answered."""
-        for rank, worker in list(self.workers.items()):
+        self._turn += 1
+        by_turns = sorted(self.workers.items(), key=lambda item: (item[0] + self._turn) % NUM_RANKS)
+        for rank, worker in by_turns:
             if rank in self.stopped:
                 continue
             if worker.phase == "gone":
@@ -211,6 +238,19 @@ class World:
                 self.crash(place % NUM_SHARDS, power_loss=False)
             case "power loss":
                 self.crash(place % NUM_SHARDS, power_loss=True)
+            case "drop":
+                self.drop(place % NUM_RANKS)
+            case "replace":
+                self.start(place % NUM_RANKS, restarted=True)
+            case "leave":
+                self.leave(place % NUM_RANKS)
+
+    def run_badly(self, seed: int, most: int) -> None:
+        """Lets things happen that follow from a seed: almost all on the network, so that steps come through."""
+        rng = random.Random(seed)
+        for _ in range(most):
+            kinds = len(EVENTS) if rng.random() < SELDOM else len(NETWORK_EVENTS)
+            self.happen(rng.randrange(kinds) + len(EVENTS) * rng.randrange(MOST_PLACES))
 
     def run_well(self, most: int) -> int:
         """Lets everything go as it should for a number of messages; returns how many there were."""
@@ -224,6 +264,29 @@ class World:
             for shard in self.shards:
                 shard.sync()
         return most
+
+    def run_to(self, phase: Phase) -> None:
+        """Lets everything go well until a step is in a phase."""
+        for _ in range(MOST_TO_A_PHASE):
+            steps = [self._step_on(shard) for shard in self.shards]
+            match phase:
+                case "any":
+                    reached = True
+                case "staged":
+                    reached = any(shard.state.groups.parts() for shard in self.shards)
+                case "arrived":
+                    reached = self.home.num_arrived > 0
+                case "decided":
+                    reached = steps[0] > max(steps[1:])
+                case "half confirmed":
+                    reached = steps[0] == max(steps[1:]) > min(steps[1:])
+            if reached:
+                return
+            self.run_well(1)
+
+    def _step_on(self, shard: ModelShard) -> int:
+        entry = shard.state.groups.find(GROUP)
+        return 0 if entry is None else entry.step
 
     def _catch_up(self) -> None:
         while self.work():
@@ -240,36 +303,35 @@ class World:
         Raises:
             AssertionError: it takes more messages than it may, or something is left.
         """
-        backlog = len(self.network)
         pending = self.oracle.num_decided + 1
-        self._run_until(lambda: not self._active() or self._steps_everywhere() >= pending, MOST_TO_DECIDE + backlog)
+        self._run_until(lambda: not self._active() or self._steps_everywhere() >= pending)
         goal = pending + MORE_STEPS
-        self._run_until(lambda: all(worker.step > goal for worker in self._active()), MOST_TO_GO_ON)
+        self._run_until(lambda: all(worker.step > goal for worker in self._active()))
         self._last_step = max((worker.step for worker in self.workers.values()), default=0)
         for worker in self.workers.values():
             worker.last_step = self._last_step
-        self._run_until(self._is_done, MOST_TO_END)
+        self._run_until(self._is_done)
         self._check_equal()
 
     def _active(self) -> list[ModelWorker]:
         return [worker for worker in self.workers.values() if not worker.wants_to_leave]
 
     def _steps_everywhere(self) -> int:
-        entries = [shard.state.groups.find(GROUP) for shard in self.shards]
-        return min(0 if entry is None else entry.step for entry in entries)
+        return min(self._step_on(shard) for shard in self.shards)
 
     def _is_done(self) -> bool:
         resting = all(worker.phase in ("idle", "left") for worker in self.workers.values())
         return resting and not self.home.num_closing and not len(self.network)
 
-    def _run_until(self, done: Callable[[], bool], most: int) -> None:
-        count = 0
+    def _run_until(self, done: Callable[[], bool]) -> None:
+        count, backlog = 0, len(self.network)
         self._heal()
         while not done():
             self._catch_up()
             for _ in range(len(self.network)):
                 self.run_well(1)
                 count += 1
+            most = backlog + MOST_OF_STEPS + MOST_OF_A_CLIENT * self._num_clients
             assert count <= most, f"{count} messages were not enough: {self}"
             self._heal()
         self.counts.append(count)
