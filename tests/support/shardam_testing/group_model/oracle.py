@@ -93,10 +93,10 @@ class Oracle:
     def journaled(self, shard: int, message: group_pb2.Decision, group: Group) -> None:
         """Takes note of a decision that a shard carries out; home's is the decision."""
         assert message.step == self._steps_on[shard] + 1, f"shard {shard} carries step {message.step} out at another time"
-        self._steps_on[shard] += 1
         if shard == 0:
             self._decide(message, group)
         assert message == self._decided[message.step - 1].message, f"step {message.step} is another one on shard {shard}"
+        self._steps_on[shard] += 1
 
     def lost(self, shard: int, num_steps: int) -> None:
         """Takes note that a shard's last steps were not on its disk."""
