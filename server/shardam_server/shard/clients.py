@@ -56,6 +56,13 @@ class Outcome:
     change_number: int = 0
     result: StepResult | None = None
 
+    @property
+    def came_too_late(self) -> bool:
+        """True: its step was decided without it. The client closes such a number by hand where its part was refused; a shard
+        that has closed it by then, because the part came once more, answers that as a repeat.
+        """
+        return self.result is not None and not self.result.num_contributions
+
 
 @dataclasses.dataclass
 class ClientEntry:
@@ -161,7 +168,7 @@ class Clients:
                 metadata=metadata,
             )
         digest, outcome = kept
-        if digest not in (origin.digest, ANY_CONTENT):
+        if digest not in (origin.digest, ANY_CONTENT) and not outcome.came_too_late:
             raise number_reused(number, last)
         return outcome
 

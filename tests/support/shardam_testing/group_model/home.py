@@ -160,8 +160,9 @@ class ModelHome:
             self._shard.send(body.client_id, ArriveAnswer(body.number, outcome.result))
         elif found is None:
             self._shard.send(body.client_id, Gone("NOT_A_MEMBER"))
-        elif body.step <= found[0].step:
-            self._shard.send(body.client_id, ArriveAnswer(body.number, None))
+        elif body.step <= found[0].step:  # home itself had refused its part: no decision has closed its number
+            self._shard.send(body.client_id, Gone("NOT_A_MEMBER"))
+            self.drop(body.client_id)
         else:
             self._take(body, found[0])
 
@@ -178,7 +179,8 @@ class ModelHome:
     def _decide(self, decision: Decision) -> None:
         entry = decide(self.state, decision)
         for one in decision.contributions:
-            outcome = self.state.clients.get(one.client_id).outcomes[one.number][1]
+            _, outcome = self.state.clients.get(one.client_id).outcomes[one.number]
+            assert outcome.result is not None
             self._shard.send(one.client_id, ArriveAnswer(one.number, outcome.result))
         assert entry.step == decision.step
         self._arrivals.clear()

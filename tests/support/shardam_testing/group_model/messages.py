@@ -44,6 +44,15 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
+class Close:
+    """Closes a number that the shard had refused, for a step that was decided without it."""
+
+    client_id: bytes
+    number: int
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Arrive:
     client_id: bytes
     number: int
@@ -82,11 +91,19 @@ class PartAnswer:
 
 
 @dataclasses.dataclass(frozen=True)
+class Closed:
+    """The number is closed without its part."""
+
+    shard: int
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
 class ArriveAnswer:
-    """How a step ended; without a result: the number is open here and its step decided, so the parts are to be sent again."""
+    """How a step ended."""
 
     number: int
-    result: StepResult | None
+    result: StepResult
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from shardam_proto.errors import ShardamError
-from shardam_server.shard.clients import ANY_CONTENT, ClientEntry
+from shardam_server.shard.clients import ANY_CONTENT, ClientEntry, Outcome
 from shardam_server.shard.groups.changes import IncomingPart, stage
 from shardam_server.shard.state import ShardState
 from shardam_testing.group_model.contents import ROW_IDS
@@ -54,8 +54,8 @@ def _misuses_of_open(state: ShardState, part: IncomingPart, client: ClientEntry)
     other = dataclasses.replace(origin, digest=b"other")
     if origin.number > client.last_number + 1:
         yield "SEQUENCE_GAP", lambda: stage(state, part)
-    elif client.outcomes.get(origin.number, (b"", None))[0] == ANY_CONTENT:
-        return  # it was closed here by a decision, without its part
+    elif _takes_any_content(client, origin.number):
+        return
     elif origin.number in client.outcomes or (staged is not None and staged.origin.number == origin.number):
         yield "SEQUENCE_REUSED", lambda: stage(state, dataclasses.replace(part, origin=other))
     elif state.groups.of_client(origin.client_id) is None:
@@ -64,3 +64,9 @@ def _misuses_of_open(state: ShardState, part: IncomingPart, client: ClientEntry)
         yield "GROUP_MISMATCH", lambda: stage(state, dataclasses.replace(part, rank=part.rank + 1))
     next_but_one = dataclasses.replace(origin, number=client.last_number + 2)
     yield "SEQUENCE_GAP", lambda: stage(state, dataclasses.replace(part, origin=next_but_one))
+
+
+def _takes_any_content(client: ClientEntry, number: int) -> bool:
+    """Whether a number was closed without its part: by the decision that counted it, or because it came too late."""
+    digest, outcome = client.outcomes.get(number, (b"", Outcome()))
+    return digest == ANY_CONTENT or outcome.came_too_late

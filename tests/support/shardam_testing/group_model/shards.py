@@ -10,11 +10,12 @@ from typing import ClassVar
 
 from shardam_proto.errors import ClientClosed, ShardamError
 from shardam_proto.registry import ClusterEntry
-from shardam_proto.v1 import group_pb2, journal_pb2
+from shardam_proto.v1 import common_pb2, group_pb2, journal_pb2
 from shardam_server.shard.clients import Origin
-from shardam_server.shard.groups.changes import IncomingPart, check_step, decide, set_group, stage
+from shardam_server.shard.groups.changes import IncomingPart, check_here, stage, update_group
 from shardam_server.shard.groups.messages import decode_decision, decode_group
 from shardam_server.shard.groups.values import Group, GroupTerms, Refusal
+from shardam_server.shard.groups.waits import change_passage
 from shardam_server.shard.journal.base_copy import copy_state
 from shardam_server.shard.journal.base_file import BaseReader, write_base
 from shardam_server.shard.journal.current import Current
@@ -32,6 +33,8 @@ from shardam_testing.group_model.messages import (
     Address,
     Check,
     Checked,
+    Close,
+    Closed,
     End,
     Ended,
     Gone,
@@ -193,6 +196,8 @@ class ModelShard:
             self.send(body.client_id, Opened(self.index))
 
     def _part(self, body: Part) -> None:
+        if self._waits(body.client_id, self._oracle.contents[body.client_id, body.number].step):
+            return
         before = self.state.change_number
         try:
             staging = stage(self.state, self.incoming(body.client_id, body.number))
@@ -215,19 +220,30 @@ class ModelShard:
         ]
         return IncomingPart(Origin(client_id, number, content.digest), content.step, content.rank, content.kind, sections)
 
+    def _close(self, body: Close) -> None:
+        if self._waits(body.client_id, body.step):
+            return
+        origin = Origin(body.client_id, body.number, b"close")
+        try:
+            self.state.run_number(origin, lambda: self.state.void([], origin))
+        except ClientClosed as error:
+            self.send(body.client_id, Gone(error.reason))
+        else:
+            self.send(body.client_id, Closed(self.index, body.number))
+
+    def _waits(self, client_id: bytes, step: int) -> bool:
+        """Whether the step before is not carried out here; what has to wait is sent again here."""
+        return change_passage(self.state, common_pb2.RequestHeader(client_id=client_id, step=step)) is None
+
     def _update(self, body: Update) -> None:
-        request, entry = body.request, self.state.groups.find(GROUP)
-        if request.HasField("decision") and entry is not None:
-            decide(self.state, decode_decision(request.decision))
-        entry = set_group(self.state, decode_group(request.group), request.step)
+        request = body.request
+        decision = decode_decision(request.decision) if request.HasField("decision") else None
+        entry = update_group(self.state, decode_group(request.group), request.step, decision)
         self.send(0, Updated(body.life, self.index, entry.group.version, entry.step))
 
     def _check(self, body: Check) -> None:
-        before, refusal = self.state.change_number, None
-        try:
-            check_step(self.state, decode_decision(body.request.decision))
-        except ShardamError as error:
-            refusal = Refusal.of(error)
+        before = self.state.change_number
+        refusal = check_here(self.state, decode_decision(body.request.decision))
         assert self.state.change_number == before
         self.send(0, Checked(body.life, self.index, body.request, refusal))
 
@@ -246,6 +262,7 @@ class ModelShard:
     _ways: ClassVar[Mapping[type, Callable[..., None]]] = {
         Open: _open,
         Part: _part,
+        Close: _close,
         Update: _update,
         Check: _check,
         End: _end,

@@ -11,6 +11,8 @@ from shardam_testing.group_model.contents import NUM_SHARDS, Content
 from shardam_testing.group_model.messages import (
     Arrive,
     ArriveAnswer,
+    Close,
+    Closed,
     Gone,
     Join,
     Joined,
@@ -23,8 +25,8 @@ from shardam_testing.group_model.messages import (
 )
 from shardam_testing.group_model.oracle import GROUP, Oracle
 
-Phase = Literal["opening", "joining", "idle", "sending", "late", "arriving", "leaving", "left", "gone"]
-"""late: its step was decided without it; gone: dropped, and connects again."""
+Phase = Literal["opening", "joining", "idle", "stepping", "leaving", "left", "gone"]
+"""gone: dropped, and connects again."""
 
 NO_END = 2**62
 """A step that no run reaches."""
@@ -70,6 +72,8 @@ class ModelWorker:
         self._oracle = oracle
         self._opened: set[int] = set()
         self._answers: dict[int, PartAnswer] = {}
+        self._closed: set[int] = set()
+        self._result: StepResult | None = None
 
     @property
     def content(self) -> Content:
@@ -84,12 +88,8 @@ class ModelWorker:
                 yield from ((shard, Open(self.client_id)) for shard in range(NUM_SHARDS) if shard not in self._opened)
             case "joining":
                 yield 0, Join(JoinRequest(self.client_id, GROUP, self.terms, self.rank, self.restart_count))
-            case "sending" | "late":
-                for shard in range(NUM_SHARDS):
-                    if shard not in self._answers:
-                        yield shard, Part(self.client_id, self.number)
-            case "arriving":
-                yield 0, Arrive(self.client_id, self.number, self.step, self._peaks(), self._refusal())
+            case "stepping":
+                yield from self._tell_step()
             case "leaving":
                 yield 0, Leave(self.client_id)
 
@@ -99,8 +99,24 @@ class ModelWorker:
         elif self.step <= self.last_step:
             self.number += 1
             self._oracle.contents[self.client_id, self.number] = self._make_content(self.rank, self.step)
-            self._answers = {}
-            self.phase = "sending"
+            self._answers, self._closed, self._result = {}, set(), None
+            self.phase = "stepping"
+
+    def _tell_step(self) -> Iterator[tuple[int, object]]:
+        for shard in range(NUM_SHARDS):
+            if shard not in self._answers:
+                yield shard, Part(self.client_id, self.number)
+            elif not self._is_over(shard):
+                yield shard, Close(self.client_id, self.number, self.step)
+        if self._result is None and len(self._answers) == NUM_SHARDS:
+            yield 0, Arrive(self.client_id, self.number, self.step, self._peaks(), self._refusal())
+
+    def _is_over(self, shard: int) -> bool:
+        """Whether the number is closed on a shard, or will be by the decision; that closes no refused number of a late one."""
+        if shard not in self._answers:
+            return False
+        late = self._result is not None and not self._result.num_contributions
+        return self._answers[shard].refusal is None or not late or shard in self._closed
 
     def _peaks(self) -> dict[int, float]:
         peaks: dict[int, float] = {}
@@ -129,38 +145,27 @@ class ModelWorker:
     def _on_part(self, body: PartAnswer) -> None:
         if body.result is not None:
             self._oracle.check_told(self.client_id, body.number, body.result)
-        if body.number != self.number or self.phase not in ("sending", "late"):
-            return
-        if body.result is not None and self.phase == "sending":
-            self._become_late()
-        if self.phase == "sending" or body.result is not None:
-            self._answers[body.shard] = body
-        if len(self._answers) == NUM_SHARDS:
-            if self.phase == "late":
-                self._finish(body.result)
-            else:
-                self.phase = "arriving"
+        if body.number == self.number and self.phase == "stepping":
+            self._answers.setdefault(body.shard, body)
+            self._take(body.result)
 
-    def _become_late(self) -> None:
-        """Sends its parts again until every shard has closed the number: those that had staged it may have dropped it."""
-        self.phase = "late"
-        self._answers = {}
+    def _on_closed(self, body: Closed) -> None:
+        if body.number == self.number and self.phase == "stepping":
+            self._closed.add(body.shard)
+            self._take(None)
 
     def _on_arrive(self, body: ArriveAnswer) -> None:
-        if body.result is not None:
-            self._oracle.check_told(self.client_id, body.number, body.result)
-        if body.number != self.number or self.phase != "arriving":
-            return
-        if body.result is None or not body.result.num_contributions:
-            self._become_late()
-        else:
-            self._finish(body.result)
+        self._oracle.check_told(self.client_id, body.number, body.result)
+        if body.number == self.number and self.phase == "stepping":
+            self._take(body.result)
 
-    def _finish(self, result: StepResult | None) -> None:
-        assert result is not None
-        assert result.step == self.step
-        self.phase = "idle"
-        self.step += 1
+    def _take(self, result: StepResult | None) -> None:
+        """Notes how the step ended, if it has; goes on once nothing more is to be told to any shard."""
+        self._result = self._result or result
+        if self._result is not None and all(self._is_over(shard) for shard in range(NUM_SHARDS)):
+            assert self._result.step == self.step
+            self.phase = "idle"
+            self.step += 1
 
     def _on_gone(self, body: Gone) -> None:
         assert self.client_id in self._oracle.let_go, "a worker is told that it is no member, and home has not let it go"
@@ -176,6 +181,7 @@ class ModelWorker:
         Opened: _on_opened,
         Joined: _on_joined,
         PartAnswer: _on_part,
+        Closed: _on_closed,
         ArriveAnswer: _on_arrive,
         Gone: _on_gone,
         Left: _on_left,
