@@ -9,9 +9,9 @@ with each client that is closed and not settled.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from shardam_proto.errors import ShardamError
@@ -22,18 +22,15 @@ from shardam_server.shard.clients import check_client_id
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.last_numbers import HOME, Closing, LastNumbers, Settlement, closed_numbers, settle_here
 from shardam_server.shard.peer_directory import PeerDirectory
+from shardam_server.shard.peer_lanes import PeerLane
 
 logger = logging.getLogger(__name__)
 
 LEAVE_WAIT_S = 1.5
 """A client that leaves is answered after this time even if a shard is down: REST gives up after 2 s, a worker after 5 s."""
 
-FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 2.0
-"""Waits between two tries on a shard that fails double from the first to the longest (DESIGN.md, section 4: cap 2 s)."""
-
-ANNOUNCE_EVERY_S = 30.0
-"""A shard that is away for long is said to be so this often, however many clients wait for it."""
+"""Longest wait between two tries on a shard that fails (DESIGN.md, section 4)."""
 
 
 class ClientCalls(Protocol):
@@ -78,7 +75,7 @@ class ClientClosing:
         self._directory = directory
         self._groups = groups
         self._closings: dict[bytes, Closing] = {}
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, PeerLane[bytes]] = {}
         self._background = Background()
 
     async def start(self) -> None:
@@ -218,56 +215,13 @@ class ClientClosing:
     def _shards(self) -> range:
         return range(self._shard.identity.require_cluster().num_shards)
 
-    def _lane(self, index: int) -> _Lane:
+    def _lane(self, index: int) -> PeerLane[bytes]:
         if index not in self._lanes:
-            self._lanes[index] = _Lane(index, lambda client_id: self._attend(index, client_id), self._directory.refresh)
+            self._lanes[index] = PeerLane(
+                index,
+                functools.partial(self._attend, index),
+                self._directory.refresh,
+                lambda _: "closing clients",
+                LONGEST_WAIT_S,
+            )
         return self._lanes[index]
-
-
-class _Lane:
-    """What all closings ask of one shard: one thing at a time, so that a shard that is down costs one call now and then.
-
-    Args:
-        index: the shard's.
-        attend: does what a client's closing asks of the shard next.
-        refresh: called after a failure: the shard may be elsewhere now.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        attend: Callable[[bytes], Coroutine[None, None, None]],
-        refresh: Callable[[], Coroutine[None, None, None]],
-    ) -> None:
-        self._index = index
-        self._attend = attend
-        self._refresh = refresh
-        self._waiting: dict[bytes, None] = {}  # in order
-        self._wake = asyncio.Event()
-
-    def add(self, client_id: bytes) -> None:
-        """Has a client attended to after those before it."""
-        self._waiting[client_id] = None
-        self._wake.set()
-
-    async def run(self) -> None:
-        """Attends to clients for ever; one that fails goes behind the others."""
-        wait_s, announced = FIRST_WAIT_S, -ANNOUNCE_EVERY_S
-        while True:
-            await self._wake.wait()
-            if not self._waiting:
-                self._wake.clear()
-                continue
-            client_id = next(iter(self._waiting))
-            del self._waiting[client_id]
-            try:
-                await self._attend(client_id)
-                wait_s = FIRST_WAIT_S
-            except ShardamError as error:
-                if time.monotonic() - announced >= ANNOUNCE_EVERY_S:
-                    announced = time.monotonic()
-                    logger.warning("closing clients waits for shard %d: %s", self._index, error.message)
-                self.add(client_id)
-                await asyncio.sleep(wait_s)
-                wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
-                await self._refresh()

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
-from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from shardam_proto.errors import ShardamError, ShardNotReady
@@ -22,15 +20,12 @@ from shardam_server.shard.groups.entries import GroupEntry
 from shardam_server.shard.groups.messages import decode_refusal, encode_decision, encode_group
 from shardam_server.shard.groups.values import Decision, Refusal
 from shardam_server.shard.peer_directory import PeerDirectory
+from shardam_server.shard.peer_lanes import FIRST_WAIT_S, PeerLane
 
 logger = logging.getLogger(__name__)
 
-FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 0.5
-"""Waits between two tries double from the first to the longest; all workers wait for the shard that is told."""
-
-ANNOUNCE_EVERY_S = 30.0
-"""A shard that cannot be told for long is named in the log this often."""
+"""Longest wait between two tries on a shard that fails: all workers wait for the shard that is told."""
 
 
 class GroupCalls(Protocol):
@@ -58,7 +53,7 @@ class Delivery:
         self._shard = shard
         self._calls = calls
         self._directory = directory
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, PeerLane[str]] = {}
         self._background = Background()
 
     async def start(self) -> None:
@@ -68,15 +63,22 @@ class Delivery:
             ShardamError: the other shards' number is not known yet.
         """
         count = self._shard.identity.require_cluster().num_shards
-        self._lanes = {
-            index: _Lane(index, functools.partial(self._update, index), self._directory.refresh) for index in range(1, count)
-        }
+        self._lanes = {index: self._lane(index) for index in range(1, count)}
         if self._lanes:
             await self._directory.refresh()
         for lane in self._lanes.values():
             self._background.start(lane.run())
         for entry in self._shard.state.groups:
             self.tell(entry.group.name)
+
+    def _lane(self, index: int) -> PeerLane[str]:
+        return PeerLane(
+            index,
+            functools.partial(self._update, index),
+            self._directory.refresh,
+            lambda name: f"group {name!r}",
+            LONGEST_WAIT_S,
+        )
 
     async def stop(self) -> None:
         """Ends; what is not confirmed is told again after the next start."""
@@ -159,53 +161,3 @@ def update_request(entry: GroupEntry) -> shard_pb2.UpdateGroupRequest:
     """Returns what brings a group on another shard to where it is here."""
     decision = None if entry.decision is None else encode_decision(entry.decision)
     return shard_pb2.UpdateGroupRequest(group=encode_group(entry.group), step=entry.step, decision=decision)
-
-
-class _Lane:
-    """What one shard has to be told, one group after the other.
-
-    Args:
-        index: the shard's.
-        tell: tells it of a group, or raises ShardamError.
-        refresh: called after a failure: the shard may be elsewhere now.
-
-    Attributes:
-        idle: set while there is nothing to tell.
-    """
-
-    def __init__(self, index: int, tell: Callable[[str], Awaitable[None]], refresh: Callable[[], Awaitable[None]]) -> None:
-        self.idle = asyncio.Event()
-        self.idle.set()
-        self._index = index
-        self._tell = tell
-        self._refresh = refresh
-        self._names: dict[str, None] = {}
-        self._wake = asyncio.Event()
-
-    def add(self, name: str) -> None:
-        """Has a group told after those before it."""
-        self._names[name] = None
-        self.idle.clear()
-        self._wake.set()
-
-    async def run(self) -> None:
-        """Tells for ever; what cannot be told goes behind the others."""
-        wait_s, announced = FIRST_WAIT_S, -ANNOUNCE_EVERY_S
-        while True:
-            await self._wake.wait()
-            name = next(iter(self._names))
-            del self._names[name]
-            try:
-                await self._tell(name)
-                wait_s = FIRST_WAIT_S
-            except ShardamError as error:
-                if time.monotonic() - announced >= ANNOUNCE_EVERY_S:
-                    announced = time.monotonic()
-                    logger.warning("group %r waits for shard %d: %s", name, self._index, error.message)
-                self.add(name)
-                await asyncio.sleep(wait_s)
-                wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
-                await self._refresh()
-            if not self._names:
-                self._wake.clear()
-                self.idle.set()
