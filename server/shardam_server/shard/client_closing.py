@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from shardam_proto.errors import ShardamError
 from shardam_proto.registry import ShardEntry
@@ -25,6 +25,8 @@ from shardam_server.shard.peer_directory import PeerDirectory
 from shardam_server.shard.peer_lanes import PeerLane
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LEAVE_WAIT_S = 1.5
 """A client that leaves is answered after this time even if a shard is down: REST gives up after 2 s, a worker after 5 s."""
@@ -50,8 +52,16 @@ class ClientCalls(Protocol):
 class Groups(Protocol):
     """What closing tells groups of workers; `HomeGroups` has it."""
 
-    async def release(self, client_id: bytes) -> None:
-        """Takes a client out of its group before it is ended here, or raises ShardamError."""
+    async def release(self, client_id: bytes, end: Callable[[], T]) -> T:
+        """Takes a client out of its group and ends it here, with no other change in between.
+
+        Args:
+            client_id: the client.
+            end: ends it; on the sequencer's thread.
+
+        Raises:
+            ShardamError: one of the two could not be recorded.
+        """
         ...
 
     async def told(self, index: int) -> None:
@@ -120,13 +130,12 @@ class ClientClosing:
             ShardamError: it could not be recorded that it is ended; nothing was begun.
         """
         check_client_id(client_id)
-        await self._groups.release(client_id)
         alone = len(self._shards()) == 1
 
         def end() -> LastNumbers:
             return LastNumbers.of(self._shard.state.end_client(client_id, settled=alone, remember=True))
 
-        numbers = await self._shard.change(end)
+        numbers = await self._groups.release(client_id, end)
         if numbers.settled:
             return
         closing = self._closings.get(client_id) or self._begin(client_id, numbers)

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from shardam_proto.errors import BadOption
 from shardam_proto.schema import check_name
@@ -26,6 +27,8 @@ from shardam_server.shard.groups.steps import STEP_TIMEOUT_S, HomeSteps, require
 from shardam_server.shard.groups.values import Group
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TELL_WAIT_S = 5.0
 """A join waits this long for all shards to know the member, then has itself repeated."""
@@ -136,16 +139,36 @@ class HomeGroups:
         entries = {member.client_id: clients.find(member.client_id) for member in group.members}
         return {client_id: math.inf if one is None else now - one.last_contact for client_id, one in entries.items()}
 
-    async def release(self, client_id: bytes) -> None:
-        """Takes a client out of its group before it is closed; its group goes on without it."""
-        async with self._lock:
-            name = await self._shard.change(lambda: self._leave(client_id))
-        if name is not None:
-            pending = self._pending.of(name)
-            pending.leaving.discard(client_id)
-            pending.forget([client_id])
-            self._delivery.tell(name)
-            self.steps.reconsider(name)
+    async def release(self, client_id: bytes, end: Callable[[], T]) -> T:
+        """Takes a client out of its group and ends it, with no other change in between; its group goes on without it.
+
+        Args:
+            client_id: the client.
+            end: ends it; on the sequencer's thread.
+
+        Raises:
+            ShardamError: one of the two could not be recorded.
+        """
+        name: str | None = None
+
+        def leave_and_end() -> T:
+            nonlocal name
+            name = self._leave(client_id)
+            return end()
+
+        try:
+            async with self._lock:
+                return await self._shard.change(leave_and_end)
+        finally:
+            if name is not None:
+                self._go_on_without(name, client_id)
+
+    def _go_on_without(self, name: str, client_id: bytes) -> None:
+        pending = self._pending.of(name)
+        pending.leaving.discard(client_id)
+        pending.forget([client_id])
+        self._delivery.tell(name)
+        self.steps.reconsider(name)
 
     def _leave(self, client_id: bytes) -> str | None:
         """Leaves, on the sequencer's thread; returns the group's name."""
@@ -178,7 +201,7 @@ class HomeGroups:
         for client_id in members:
             entry = clients.find(client_id)
             if entry is None or entry.closed:
-                await self.release(client_id)
+                await self.release(client_id, lambda: None)
 
     async def told(self, index: int) -> None:
         """Waits until a shard has confirmed every decision: a client may be ended there only then."""

@@ -330,3 +330,14 @@ async def test_a_client_without_heartbeats_cannot_join_since_nobody_would_see_it
     with pytest.raises(BadOption, match="heartbeats"):
         await shards.groups.join(join_request(RANK_0, 0))
     assert [list(state.groups) for state in shards.states] == [[], [], []]
+
+
+@on_three_shards
+async def test_a_join_beside_the_close_of_its_client_leaves_no_member_behind(shards: ShardGroup) -> None:
+    await join(shards, RANK_0, 0)
+    await join(shards, RANK_1, 1)
+    again = [shards.groups.join(join_request(RANK_1, 1)) for _ in range(3)]
+    await asyncio.gather(again[0], shards.closing.close(RANK_1), *again[1:], return_exceptions=True)
+    [entry] = shards.states[0].groups
+    assert [member.client_id for member in entry.group.members] == [RANK_0]
+    assert shards.is_closed(RANK_1)[0]
