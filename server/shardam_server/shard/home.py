@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from shardam_kernels.hashing import table_seed
-from shardam_proto.errors import SchemaMismatch, ShardLost, ShardNotReady, WrongRole
+from shardam_proto.errors import SchemaMismatch, ShardLost, ShardNotReady
 from shardam_proto.registry import ShardEntry, lost_shard_problem
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2
@@ -46,9 +46,7 @@ class Home:
             ShardLost: a shard lacks its state; nothing was created.
             RedisUnreachable, ShardNotReady, ShardUnreachable: not everyone could be told; repeat the call.
         """
-        identity = self._shard.identity
-        if not identity.is_home:
-            raise WrongRole(f"tables are created by the home shard, shard 0; this is shard {identity.index}")
+        self._shard.identity.require_home("tables are created by")
         by_name = self._check_names(specs)
         async with self._one_at_a_time:
             missing = [spec for spec in by_name.values() if self._shard.state.find_table(spec.name) is None]

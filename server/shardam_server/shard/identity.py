@@ -13,6 +13,7 @@ from shardam_proto.errors import (
     StaleState,
     VersionMismatch,
     WrongCluster,
+    WrongRole,
 )
 from shardam_proto.limits import CLIENT_ID_BYTES, MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from shardam_proto.registry import ClusterEntry
@@ -115,6 +116,18 @@ class ShardIdentity:
             raise BadOption(f"{name} got rank {header.rank} without a step; only members of a group have ranks")
         if header.client_id and len(header.client_id) != CLIENT_ID_BYTES:
             raise BadOption(f"client_id must be {CLIENT_ID_BYTES} bytes, got {len(header.client_id)}")
+
+    def require_home(self, what: str) -> None:
+        """Refuses what only home does.
+
+        Args:
+            what: says so, up to "the home shard".
+
+        Raises:
+            WrongRole: this shard is not home.
+        """
+        if not self.is_home:
+            raise WrongRole(f"{what} the home shard, shard 0; this is shard {self.index}")
 
     def check_owns(self, owners_differ: bool, table: str) -> None:
         """Refuses ids that the route map gives to another shard.

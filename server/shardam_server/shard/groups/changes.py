@@ -252,7 +252,7 @@ def sections_of(
     if decision.end != "applied" or entry is None:
         return []
     try:
-        parts = counted_parts(decision, {part.origin.client_id: part for part in state.groups.parts()})
+        parts = counted_parts(decision, state.groups.parts_by_client())
     except LookupError as error:
         raise ShardamError(f"step {decision.step} of group {decision.group!r} cannot be carried out: {error}") from error
     tables = {table_id: state.table(table_id) for part in parts for table_id in part.tables}

@@ -175,6 +175,10 @@ class Groups:
         """Returns all staged parts, the oldest first."""
         return list(self._parts.values())
 
+    def parts_by_client(self) -> dict[bytes, StagedPart]:
+        """Returns all staged parts, by client id."""
+        return dict(self._parts)
+
     # -- changes; checked before, so that they cannot fail
 
     def put(self, entry: GroupEntry) -> None:

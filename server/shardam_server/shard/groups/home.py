@@ -19,11 +19,11 @@ from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups import roster
 from shardam_server.shard.groups.arrivals import missing_ranks
 from shardam_server.shard.groups.changes import set_group
-from shardam_server.shard.groups.clocks import clock_of, slowest_clock
+from shardam_server.shard.groups.clocks import slowest_clock
 from shardam_server.shard.groups.delivery import Delivery
 from shardam_server.shard.groups.messages import decode_terms
 from shardam_server.shard.groups.pending import PendingSteps
-from shardam_server.shard.groups.steps import STEP_TIMEOUT_S, HomeSteps, require_home
+from shardam_server.shard.groups.steps import STEP_TIMEOUT_S, HomeSteps
 from shardam_server.shard.groups.values import Group
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class HomeGroups:
             ShardNotReady: not every shard could be told yet; repeat it.
             BadOption: a name, rank or term that cannot be, or a client without heartbeats.
         """
-        require_home(self._shard)
+        self._shard.identity.require_home("groups are kept by")
         check_name(request.group, "group name")
         asked = roster.JoinRequest(
             request.header.client_id, request.group, decode_terms(request.terms), request.rank, request.restart_count
@@ -229,10 +229,6 @@ class HomeGroups:
     def has_arrived(self, name: str, client_id: bytes) -> bool:
         """Whether a member waits for its step's decision."""
         return client_id in self._pending.of(name).arrivals
-
-    def clocks(self, group: Group) -> dict[bytes, int]:
-        """Returns the clocks of a bounded group's members on this shard."""
-        return {member.client_id: clock_of(self._shard.state, member) for member in group.members}
 
 
 async def _nobody(client_id: bytes) -> None:

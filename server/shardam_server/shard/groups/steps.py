@@ -13,15 +13,15 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
-from shardam_proto.errors import GroupMismatch, NotAMember, SequenceError, ShardamError, StaleState, WrongRole
+from shardam_proto.errors import GroupMismatch, NotAMember, SequenceError, ShardamError, StaleState
 from shardam_proto.v1 import embedding_pb2
 from shardam_server.shard.background import Background
+from shardam_server.shard.client_liveness import LONGEST_GAP_TICKS
 from shardam_server.shard.clients import ClientEntry
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.arrivals import Arrival, Proposal, give_up, missing_ranks, propose
 from shardam_server.shard.groups.changes import check_here, decide
 from shardam_server.shard.groups.delivery import Delivery
-from shardam_server.shard.groups.entries import StagedPart
 from shardam_server.shard.groups.messages import decode_refusal, encode_result
 from shardam_server.shard.groups.pending import PendingStep, PendingSteps
 from shardam_server.shard.groups.values import Decision, Refusal, StepResult
@@ -36,9 +36,6 @@ BUDGET_SHARE = 0.8
 
 RETRY_S = 0.5
 """A decision that cannot be recorded now is tried again after this time."""
-
-LONGEST_GAP_TICKS = 2.0
-"""A longer gap between two looks at it was a pause of home; a busy event loop delays one by less."""
 
 LONGEST_TICK_S = 1.0
 """The clock of steps is looked at this often, or ten times in a shorter time-out."""
@@ -91,7 +88,7 @@ class HomeSteps:
             StaleState: a part is missing here; send it again (retryable).
             ShardamError: as ShardContext.check_serving.
         """
-        require_home(self._shard)
+        self._shard.identity.require_home("groups are kept by")
         shard, header = self._shard, request.header
         deadline = time.monotonic() + header.budget_s * BUDGET_SHARE if header.budget_s else math.inf
         while True:
@@ -222,14 +219,11 @@ class HomeSteps:
             return None
         if not given_up and len(pending.arrivals) < len(entry.group.members):
             return None  # told of each arrival: nothing is looked through before the last
-        arrivals, parts = pending.arrived_at(entry), self._parts()
+        arrivals, parts = pending.arrived_at(entry), self._shard.state.groups.parts_by_client()
         if not given_up or pending.since is None or not missing_ranks(entry.group, arrivals):
             return propose(entry.group, entry.step + 1, arrivals, parts)
         waited_s = time.monotonic() - pending.since
         return Proposal(give_up(entry.group, entry.step + 1, arrivals, parts, waited_s))
-
-    def _parts(self) -> dict[bytes, StagedPart]:
-        return {part.origin.client_id: part for part in self._shard.state.groups.parts()}
 
     async def _check(self, decision: Decision) -> Refusal | None:
         """Asks all shards whether a step's merged gradients may be applied; returns why they may not."""
@@ -287,13 +281,3 @@ def _former(client: ClientEntry, number: int) -> StepResult:
     if result is None:
         raise GroupMismatch(f"number {number} was no contribution to a step of a sync group")
     return result
-
-
-def require_home(shard: ShardContext) -> None:
-    """Refuses what only home does.
-
-    Raises:
-        WrongRole: this shard is not home.
-    """
-    if not shard.identity.is_home:
-        raise WrongRole(f"groups are kept by the home shard, shard 0; this is shard {shard.identity.index}")

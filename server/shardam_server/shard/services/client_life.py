@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardam_proto.errors import ShardNotReady, WrongRole
+from shardam_proto.errors import ShardNotReady
 from shardam_proto.v1 import embedding_pb2, shard_pb2
 from shardam_server.shard.client_closing import LEAVE_WAIT_S, ClientClosing
 from shardam_server.shard.context import ShardContext
@@ -17,8 +17,7 @@ async def hear(shard: ShardContext, request: embedding_pb2.HeartbeatRequest) -> 
         ClientClosed: the client is unknown, or has left or was dropped.
         ShardamError: as ShardContext.check_serving.
     """
-    if not shard.identity.is_home:
-        raise WrongRole(f"clients send heartbeats to the home shard, shard 0; this is shard {shard.identity.index}")
+    shard.identity.require_home("clients send heartbeats to")
     shard.check_serving(request.header)
     entry = await shard.sequencer.change(lambda: shard.state.clients.get(request.header.client_id))
     return embedding_pb2.HeartbeatResponse(header=shard.header(request.header, entry.last_number))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
-from shardam_proto.errors import WrongRole
 from shardam_proto.v1 import shard_pb2
 from shardam_server.shard.clients import ClientEntry
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.groups.clocks import clock_of
 from shardam_server.shard.groups.home import HomeGroups
 from shardam_server.shard.groups.messages import encode_terms
+from shardam_server.shard.state import ShardState
+from shardam_server.worker_words import worker_order
 
 
 async def list_workers(
@@ -21,11 +24,10 @@ async def list_workers(
         WrongRole: this shard is not home.
         ShardamError: as ShardContext.check_serving.
     """
-    if not shard.identity.is_home:
-        raise WrongRole(f"the home shard, shard 0, knows the workers; this is shard {shard.identity.index}")
+    shard.identity.require_home("workers are known to")
     shard.check_serving(request.header)
     found = await shard.sequencer.change(lambda: _workers(shard, groups))
-    found.sort(key=lambda worker: (not worker.group, worker.group, worker.rank, worker.client_id))
+    found.sort(key=worker_order)
     waiting = [
         shard_pb2.WaitingGroup(group=group.name, step=step, ranks=ranks, waited_s=waited_s)
         for group, step, ranks, waited_s in groups.waiting()
@@ -35,17 +37,29 @@ async def list_workers(
 
 def _workers(shard: ShardContext, groups: HomeGroups) -> list[shard_pb2.Worker]:
     """Describes the workers; on the sequencer's thread."""
-    clients = shard.state.clients
-    return [_worker(shard, groups, client_id, entry) for client_id, entry in clients if entry.heartbeats and not entry.closed]
+    state = shard.state
+    furthest = {
+        entry.group.name: max(clock_of(state, member) for member in entry.group.members)
+        for entry in state.groups
+        if entry.group.terms.mode == "bounded" and entry.group.members
+    }
+    return [
+        _worker(state, groups, furthest, client_id, entry)
+        for client_id, entry in state.clients
+        if entry.heartbeats and not entry.closed
+    ]
 
 
-def _worker(shard: ShardContext, groups: HomeGroups, client_id: bytes, entry: ClientEntry) -> shard_pb2.Worker:
+def _worker(
+    state: ShardState, groups: HomeGroups, furthest: Mapping[str, int], client_id: bytes, entry: ClientEntry
+) -> shard_pb2.Worker:
+    """Describes one worker; furthest: name of a bounded group -> its highest clock."""
     worker = shard_pb2.Worker(
         client_id=client_id,
         last_heartbeat_s=time.monotonic() - entry.last_contact,
         last_number=entry.last_number,
     )
-    found = shard.state.groups.of_client(client_id)
+    found = state.groups.of_client(client_id)
     if found is None:
         return worker
     group, member = found[0].group, found[1]
@@ -55,7 +69,6 @@ def _worker(shard: ShardContext, groups: HomeGroups, client_id: bytes, entry: Cl
         worker.step = found[0].step
         worker.arrived = groups.has_arrived(group.name, client_id)
     else:
-        clocks = groups.clocks(group)
-        worker.step = clocks[client_id]
-        worker.staleness = max(clocks.values()) - clocks[client_id]
+        worker.step = clock_of(state, member)
+        worker.staleness = furthest[group.name] - worker.step
     return worker
