@@ -8,7 +8,8 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from shardam_proto.errors import BadToken, MessageTooLarge, ShardamError, ShardUnreachable, VersionMismatch, unpack_error
+from shardam_proto.error_details import unpack_error
+from shardam_proto.errors import BadToken, MessageTooLarge, ShardamError, ShardUnreachable, VersionMismatch
 from shardam_proto.limits import CHANNEL_OPTIONS
 
 Request = TypeVar("Request", contravariant=True)

@@ -6,18 +6,9 @@ The core raises these exceptions; the gRPC and REST fronts translate them by the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import cast
+from collections.abc import Mapping
 
 import grpc
-from google.protobuf import any_pb2
-from google.rpc import error_details_pb2, status_pb2
-
-DOMAIN = "shardam"
-"""`domain` of every google.rpc.ErrorInfo that shardam sends."""
-
-DETAILS_KEY = "grpc-status-details-bin"
-"""Trailing metadata key of google.rpc.Status, fixed by gRPC's richer error model."""
 
 
 class ShardamError(Exception):
@@ -119,7 +110,7 @@ class SchemaMismatch(ShardamError):
 
 
 class StaleState(ShardamError):
-    """The caller's view of the cluster is old; it refreshes and sends again (STALE_ROUTE, NEW_INCARNATION, SEQUENCE_GAP)."""
+    """The caller's view of the cluster is old; it refreshes and tries again (STALE_ROUTE, SEQUENCE_GAP, ...)."""
 
     reason = "STALE_ROUTE"
 
@@ -256,6 +247,42 @@ class JournalDamaged(ShardamError):
     reason = "JOURNAL_DAMAGED"
 
 
+class UnknownCheckpoint(NotFound):
+    """No checkpoint, job or addition to a checkpoint of this name."""
+
+    reason = "UNKNOWN_CHECKPOINT"
+
+
+class CheckpointMismatch(ShardamError):
+    """A checkpoint does not fit the cluster: tables are missing or unexpected, or it would replace a state."""
+
+    reason = "CHECKPOINT_MISMATCH"
+
+
+class CheckpointDamaged(ShardamError):
+    """A file of a checkpoint is missing, too short, or not as it was written; the message names it."""
+
+    reason = "CHECKPOINT_DAMAGED"
+
+
+class CheckpointFailed(Unavailable):
+    """A checkpoint could not be made; training goes on, and the former checkpoints are as they were."""
+
+    reason = "CHECKPOINT_FAILED"
+
+
+class CheckpointRunning(Unavailable):
+    """Another job of this cluster's checkpoints has to end first."""
+
+    reason = "CHECKPOINT_RUNNING"
+
+
+class ReadOnly(ShardamError):
+    """The table was restored for reading alone."""
+
+    reason = "READ_ONLY"
+
+
 class BadToken(ShardamError):
     """The token is missing or wrong."""
 
@@ -346,6 +373,13 @@ REASONS: Mapping[str, ReasonRule] = {
     "REDIS_UNREACHABLE": ReasonRule(_Code.UNAVAILABLE, RedisUnreachable, retryable=True),
     "JOURNAL_FAILED": ReasonRule(_Code.UNAVAILABLE, JournalFailed, retryable=True),
     "JOURNAL_DAMAGED": ReasonRule(_Code.FAILED_PRECONDITION, JournalDamaged),
+    "UNKNOWN_CHECKPOINT": ReasonRule(_Code.NOT_FOUND, UnknownCheckpoint),
+    "CHECKPOINT_MISMATCH": ReasonRule(_Code.FAILED_PRECONDITION, CheckpointMismatch, http_status_override=409),
+    "CHECKPOINT_DAMAGED": ReasonRule(_Code.FAILED_PRECONDITION, CheckpointDamaged),
+    "CHECKPOINT_FAILED": ReasonRule(_Code.UNAVAILABLE, CheckpointFailed, retryable=True),
+    "CHECKPOINT_RUNNING": ReasonRule(_Code.UNAVAILABLE, CheckpointRunning, retryable=True, http_status_override=409),
+    "HOLD_EXPIRED": ReasonRule(_Code.ABORTED, StaleState, retryable=True),
+    "READ_ONLY": ReasonRule(_Code.FAILED_PRECONDITION, ReadOnly),
     "BAD_TOKEN": ReasonRule(_Code.UNAUTHENTICATED, BadToken),
     "WRONG_ROLE": ReasonRule(_Code.PERMISSION_DENIED, WrongRole),
     "INTERNAL": ReasonRule(_Code.INTERNAL, ShardamError),
@@ -363,30 +397,3 @@ def make_error(reason: str, message: str, metadata: Mapping[str, str]) -> Sharda
             message, acknowledged=int(metadata.get("acknowledged", 0)), has=int(metadata.get("has", 0)), metadata=metadata
         )
     return rule.error(message, reason=reason, metadata=metadata)
-
-
-def pack_status(error: ShardamError) -> bytes:
-    """Encodes an error as google.rpc.Status with one ErrorInfo, the value of `DETAILS_KEY` in trailing metadata."""
-    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
-    detail = any_pb2.Any()
-    detail.Pack(info)
-    status = status_pb2.Status(code=error.rule.code.value[0], message=error.message, details=[detail])
-    encoded: bytes = status.SerializeToString()
-    return encoded
-
-
-def unpack_error(rpc_error: grpc.RpcError) -> ShardamError | None:
-    """Returns the shardam error that a failed call carries, or None if it failed below shardam (network, deadline).
-
-    Args:
-        rpc_error: as raised by a blocking stub or by grpc.aio.
-    """
-    trailers = cast("Iterable[tuple[str, bytes]]", rpc_error.trailing_metadata() or ())
-    for key, value in trailers:
-        if key == DETAILS_KEY:
-            status = status_pb2.Status.FromString(value)
-            for detail in status.details:
-                info = error_details_pb2.ErrorInfo()
-                if detail.Unpack(info) and info.domain == DOMAIN:
-                    return make_error(info.reason, status.message, dict(info.metadata))
-    return None

@@ -54,6 +54,11 @@ class Keys:
         return f"shardam:{self.cluster}:shard:{index}"
 
     @property
+    def plan(self) -> str:
+        """String: Plan as JSON, the last one; a shard whose state is before it takes its checkpoint over."""
+        return f"shardam:{self.cluster}:plan"
+
+    @property
     def lineages(self) -> str:
         """Hash: shard index -> lineage of the state that it serves, to notice a shard that comes back without it."""
         return f"shardam:{self.cluster}:lineages"
@@ -90,6 +95,58 @@ class ClusterEntry:
     def from_json(cls, text: str | bytes) -> ClusterEntry:
         """Reads the value stored in Redis."""
         return cls(**json.loads(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A checkpoint that the whole cluster goes on from: a restore's on a new timeline, a reshard's in a new route epoch.
+
+    Once it is in Redis it is decided. A shard whose state has a lower timeline or epoch takes its share of the checkpoint over;
+    one that has done so says so by its lineage, and all serve once all have one.
+
+    Attributes:
+        plan_id: random hex digits.
+        timeline: timeline of the state from here on.
+        epoch: epoch of the route map from here on.
+        num_shards: shards from here on.
+        seed: cluster_seed from here on, the checkpoint's.
+        folder: the checkpoint's folder, relative to the root folder.
+        checkpoint_id: id in its manifest and files.
+        keep_clients: clients and groups go on with their numbers (a reshard).
+        weights_only: moments and steps begin anew.
+        read_only: tables refuse changes.
+        load: tables to load, by name.
+        keep: tables that stay as they are, by name.
+        created: tables to load that the cluster did not have.
+    """
+
+    plan_id: str
+    timeline: int
+    epoch: int
+    num_shards: int
+    seed: int
+    folder: str
+    checkpoint_id: int
+    keep_clients: bool = False
+    weights_only: bool = False
+    read_only: bool = False
+    load: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    created: tuple[str, ...] = ()
+
+    def is_ahead_of(self, timeline: int, epoch: int) -> bool:
+        """True: a state of this timeline and epoch is from before the plan."""
+        return self.timeline > timeline or (self.timeline == timeline and self.epoch > epoch)
+
+    def to_json(self) -> str:
+        """Returns the value stored in Redis."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Plan:
+        """Reads the value stored in Redis."""
+        values = json.loads(text)
+        return cls(**{**values, **{name: tuple(values[name]) for name in ("load", "keep", "created")}})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shardam_server.children import ChildSpec
 from shardam_server.private_redis import PrivateRedis
-from shardam_server.settings import ENV_PREFIX, LIFELINE_VARIABLE, CommonSettings, StateSettings, UpSettings
+from shardam_server.setting_types import ENV_PREFIX, LIFELINE_VARIABLE
+from shardam_server.settings import CommonSettings, StateSettings, UpSettings
 
 _ONE_SHARD_ONLY = frozenset({"INDEX", "HTTP_PORT", "ADVERTISE"})
 """A value of these in the environment would be wrong for all shards but one."""

@@ -19,7 +19,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from shardam_server.command_errors import UsageError
-from shardam_server.settings import ENV_PREFIX, CommonSettings
+from shardam_server.setting_types import ENV_PREFIX
+from shardam_server.settings import CommonSettings
 
 Settings = TypeVar("Settings", bound=CommonSettings)
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from shardam_server.settings import LIFELINE_VARIABLE
+from shardam_server.setting_types import LIFELINE_VARIABLE
 
 _STDIN = 0
 _log = logging.getLogger(__name__)

@@ -11,102 +11,35 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from redis.connection import parse_url
 
-from shardam_proto import channels
-from shardam_proto.errors import BadToken
 from shardam_proto.registry import REDIS_TIMEOUT_S
 from shardam_proto.routing import NUM_BUCKETS
-from shardam_proto.schema import check_name
 from shardam_server.data_folder import absolute_data_dir, default_data_dir
-from shardam_server.devices import check_device_name
-
-ENV_PREFIX = "SHARDAM_"
-"""Every environment name starts with it."""
-
-LIFELINE_VARIABLE = "SHARDAM_LIFELINE"
-"""Set to `stdin` by a parent that holds the other end of the child's stdin (children.py); no setting of a user."""
-
-DEFAULT_PORT = 7070
-"""Shard I listens on this port + I unless told otherwise."""
-
-_MAX_UINT64 = 2**64 - 1
-
-
-def _check_cluster(name: str) -> str:
-    check_name(name, "cluster name")
-    return name
-
-
-def _check_redis(url: str) -> str:
-    if not url.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("not a Redis URL; use redis://[:password@]host:port/db, rediss:// or unix://")
-    try:
-        parse_url(url)  # type: ignore[no-untyped-call]
-    except ValueError as error:
-        raise ValueError(f"not a Redis URL ({error}); use redis://[:password@]host:port/db") from None
-    return url
-
-
-def _check_host(host: str) -> str:
-    if not host or any(character.isspace() for character in host):
-        raise ValueError("not a host; use a name or an address such as 127.0.0.1 or 0.0.0.0")
-    return host
-
-
-def _check_address(address: str) -> str:
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
-        raise ValueError("not HOST:PORT; use for example shard-0.example:7070 or [::1]:7070")
-    return address
-
-
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
-
-
-def _read_data_dir(value: object) -> object:
-    if value == "":
-        raise ValueError("must be a folder, or none for memory only")
-    return None if isinstance(value, str) and value.lower() == "none" else value
-
-
-def check_token(token: str) -> str:
-    """Returns the token if it can travel in a header.
-
-    Raises:
-        ValueError: it is empty or holds anything but visible ASCII.
-    """
-    try:
-        return channels.check_token(token)
-    except BadToken as error:
-        raise ValueError(error.message) from error
-
-
-def _check_secret(token: SecretStr) -> SecretStr:
-    check_token(token.get_secret_value())
-    return token
-
-
-Host = Annotated[str, AfterValidator(_check_host)]
-Port = Annotated[int, Field(ge=0, le=65_535)]
-Device = Annotated[str, AfterValidator(check_device_name)]
-RedisUrl = Annotated[str, AfterValidator(_check_redis)]
-Seed = Annotated[int, Field(ge=0, le=_MAX_UINT64)]
-Threads = Annotated[int, Field(ge=1, le=256)]
-LeaseSeconds = Annotated[float, Field(ge=0.1, le=300)]
-DrainSeconds = Annotated[float, Field(ge=0, le=3600)]
-TimeoutSeconds = Annotated[float, Field(gt=0, le=3600)]
-
-_DEVICE = (
-    "where rows live: auto, cpu or cuda:N. auto spreads shards over the visible GPUs, else takes the CPU, and says "
-    "which and why; a GPU that is named is never replaced"
+from shardam_server.setting_types import (
+    DEFAULT_PORT,
+    DEVICE,
+    DRAIN,
+    ENV_PREFIX,
+    LEASE,
+    MAX_ROWS,
+    SEED,
+    THREADS,
+    Device,
+    DrainSeconds,
+    Host,
+    LeaseSeconds,
+    Port,
+    RedisUrl,
+    Seed,
+    Threads,
+    TimeoutSeconds,
+    check_address,
+    check_cluster,
+    check_secret,
+    check_token,
+    lower,
+    read_data_dir,
 )
-_SEED = "seed of the initial weights, kept when the cluster is created; another one is refused after that"
-_MAX_ROWS = "rows that one shard may hold over all tables; 0 = no limit. A push that would create more is refused"
-_THREADS = "threads that one shard's kernels use for one request"
-_LEASE = "seconds for which a shard's name in Redis outlives its last renewal"
-_DRAIN = "seconds that a stopping process may take to finish what it has accepted"
 
 
 class CommonSettings(BaseSettings):
@@ -126,20 +59,20 @@ class CommonSettings(BaseSettings):
         loc_by_alias=False,
     )
 
-    cluster: Annotated[str, AfterValidator(_check_cluster)] = Field(
+    cluster: Annotated[str, AfterValidator(check_cluster)] = Field(
         "default", description="name of the cluster: up to 128 of A-Z a-z 0-9 _ . -; prefixes every key in Redis"
     )
-    token: Annotated[SecretStr, AfterValidator(_check_secret)] | None = Field(
+    token: Annotated[SecretStr, AfterValidator(check_secret)] | None = Field(
         None, description="secret that every RPC and route but health must carry"
     )
     token_file: Path | None = Field(
         None, description="file that holds the token (a flag with the token itself would show in the list of processes)"
     )
     redis_timeout_s: TimeoutSeconds = Field(REDIS_TIMEOUT_S, description="seconds until a Redis call has failed")
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = Field(
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lower)] = Field(
         "info", description="least severe level that is logged"
     )
-    log_format: Annotated[Literal["text", "json"], BeforeValidator(_lower)] = Field(
+    log_format: Annotated[Literal["text", "json"], BeforeValidator(lower)] = Field(
         "text", description="form of a log line: text or one JSON object; logs go to stderr"
     )
 
@@ -174,16 +107,16 @@ class StateSettings(CommonSettings):
         journal: how changes are kept; None: write with a data folder, off without (see `journal_mode`).
     """
 
-    data_dir: Annotated[Path | None, BeforeValidator(_read_data_dir)] = Field(
+    data_dir: Annotated[Path | None, BeforeValidator(read_data_dir)] = Field(
         None,
         description="folder for journals and bases, one below it for each cluster and shard; none = rows live in memory only",
     )
-    journal: Annotated[Literal["off", "write", "fsync"] | None, BeforeValidator(_lower)] = Field(
+    journal: Annotated[Literal["off", "write", "fsync"] | None, BeforeValidator(lower)] = Field(
         None,
         description="off: a killed shard loses its rows; write: it loses nothing acknowledged; fsync: nor does a power loss. "
         "Without it: write with a data folder, off without",
     )
-    on_journal_full: Annotated[Literal["suspend", "refuse"], BeforeValidator(_lower)] = Field(
+    on_journal_full: Annotated[Literal["suspend", "refuse"], BeforeValidator(lower)] = Field(
         "suspend",
         description="when the journal's disk is full: suspend = go on without a journal (DEGRADED) until there is space for a "
         "new base; refuse = refuse changes",
@@ -204,6 +137,22 @@ class StateSettings(CommonSettings):
         description="seconds that a step of a sync group waits for its ranks once one has arrived; then it is refused, and the "
         "error names the missing ranks",
     )
+    checkpoint_dir: Annotated[Path | None, AfterValidator(absolute_data_dir)] = Field(
+        None,
+        description="root folder of checkpoints, one folder below it for each cluster; all shards have to see the same one. "
+        "Without it `checkpoints` in the data folder; with neither there are no checkpoints",
+    )
+    checkpoint_every_s: Annotated[float, Field(ge=0, le=30 * 86_400)] = Field(
+        0.0, description="seconds between two checkpoints that the cluster makes by itself; 0 = none"
+    )
+    checkpoint_keep: Annotated[int, Field(ge=0, le=2**20)] = Field(
+        5,
+        description="checkpoints that are kept of those without a name of their own; older ones are deleted once a new one is "
+        "complete. 0 = all",
+    )
+    hold_s: Annotated[float, Field(ge=0.05, le=60)] = Field(
+        2.0, description="seconds for which changes may be held back while a checkpoint is cut; then it is tried again"
+    )
     max_queue_mib: Annotated[int, Field(ge=1, le=2**20)] = Field(
         256, description="MiB of changes that may wait to be applied; beyond, streams are not read and calls are refused"
     )
@@ -223,6 +172,22 @@ class StateSettings(CommonSettings):
         if self.journal is not None:
             return self.journal
         return "off" if self.data_dir is None else "write"
+
+    @property
+    def checkpoint_root(self) -> Path | None:
+        """Root folder of checkpoints; None: there are none."""
+        if self.checkpoint_dir is not None:
+            return self.checkpoint_dir
+        return None if self.data_dir is None else self.data_dir / "checkpoints"
+
+    @model_validator(mode="after")
+    def _check_checkpoints(self) -> Self:
+        if self.checkpoint_every_s and self.checkpoint_root is None:
+            raise ValueError(
+                "without --data-dir and --checkpoint-dir there is no folder for checkpoints, so --checkpoint-every-s "
+                f"{self.checkpoint_every_s:g} would do nothing: name a folder, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_journal(self) -> Self:
@@ -268,16 +233,16 @@ class ShardSettings(MemberSettings, StateSettings):
         None, description=f"port of the gRPC server; 0 = any free port; without it {DEFAULT_PORT} + index"
     )
     http_port: Port = Field(0, description="port of the metrics and health listener; 0 = any free port")
-    advertise: Annotated[str, AfterValidator(_check_address)] | None = Field(
+    advertise: Annotated[str, AfterValidator(check_address)] | None = Field(
         None, description="HOST:PORT by which workers and other shards reach this shard, if not the bound one"
     )
     insecure: bool = Field(False, description="allow a bind wider than loopback without a token")
-    device: Device = Field("auto", description=_DEVICE)
-    seed: Seed = Field(0, description=_SEED)
-    max_rows: int = Field(0, ge=0, le=2**63 - 1, description=_MAX_ROWS)
-    threads: Threads = Field(1, description=_THREADS)
-    lease_s: LeaseSeconds = Field(5.0, description=_LEASE)
-    drain_s: DrainSeconds = Field(10.0, description=_DRAIN)
+    device: Device = Field("auto", description=DEVICE)
+    seed: Seed = Field(0, description=SEED)
+    max_rows: int = Field(0, ge=0, le=2**63 - 1, description=MAX_ROWS)
+    threads: Threads = Field(1, description=THREADS)
+    lease_s: LeaseSeconds = Field(5.0, description=LEASE)
+    drain_s: DrainSeconds = Field(10.0, description=DRAIN)
 
     @property
     def bound_port(self) -> int:
@@ -299,7 +264,7 @@ class AdminSettings(MemberSettings):
     insecure: bool = Field(False, description="allow a bind wider than loopback without a token")
     shard_timeout_s: TimeoutSeconds = Field(5.0, description="seconds until a call to a shard has failed")
     max_batch_ids: int = Field(10_000, ge=1, le=1_000_000, description="ids that one batchGet may name")
-    drain_s: DrainSeconds = Field(10.0, description=_DRAIN)
+    drain_s: DrainSeconds = Field(10.0, description=DRAIN)
 
 
 class StatusSettings(MemberSettings):
@@ -334,7 +299,7 @@ class UpSettings(StateSettings):
         as_json: `--json`.
     """
 
-    data_dir: Annotated[Path | None, BeforeValidator(_read_data_dir), AfterValidator(absolute_data_dir)] = Field(
+    data_dir: Annotated[Path | None, BeforeValidator(read_data_dir), AfterValidator(absolute_data_dir)] = Field(
         default_factory=default_data_dir,
         description="folder that keeps rows, moments and steps, one below it for each cluster and shard: a killed shard comes "
         "back from it, and so does the next `up`. none = rows live in memory only. The default follows $XDG_STATE_HOME",
@@ -347,12 +312,12 @@ class UpSettings(StateSettings):
         None, repr=False, description="Redis to meet at, as a URL; without it a private server is started on a free port"
     )
     insecure: bool = Field(False, description="allow a bind wider than loopback without a token")
-    device: Device = Field("auto", description=_DEVICE)
-    seed: Seed = Field(0, description=_SEED)
-    max_rows: int = Field(0, ge=0, le=2**63 - 1, description=_MAX_ROWS)
-    threads: Threads = Field(1, description=_THREADS)
-    lease_s: LeaseSeconds = Field(5.0, description=_LEASE)
-    drain_s: DrainSeconds = Field(10.0, description=_DRAIN)
+    device: Device = Field("auto", description=DEVICE)
+    seed: Seed = Field(0, description=SEED)
+    max_rows: int = Field(0, ge=0, le=2**63 - 1, description=MAX_ROWS)
+    threads: Threads = Field(1, description=THREADS)
+    lease_s: LeaseSeconds = Field(5.0, description=LEASE)
+    drain_s: DrainSeconds = Field(10.0, description=DRAIN)
     restart_delay_s: Annotated[float, Field(ge=0.01, le=60)] = Field(
         0.5, description="seconds before a dead process is started again; doubles with each exit before it was ready"
     )

@@ -517,6 +517,7 @@ class TableInfo(_message.Message):
     LAST_OPTIONS_FIELD_NUMBER: _builtins.int
     SATURATED_VALUES_FIELD_NUMBER: _builtins.int
     NONFINITE_PUSHES_FIELD_NUMBER: _builtins.int
+    READ_ONLY_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
     """Random 63 bits, drawn at creation, never used again."""
     table_seed: _builtins.int
@@ -533,6 +534,8 @@ class TableInfo(_message.Message):
     """Values that did not fit the weight's dtype and were saturated."""
     nonfinite_pushes: _builtins.int
     """Pushes refused because of a non-finite or too large gradient."""
+    read_only: _builtins.bool
+    """Restored for reading alone: pushes and row changes are refused."""
     @_builtins.property
     def spec(self) -> Global___TableSpec:
         """The schema."""
@@ -554,10 +557,11 @@ class TableInfo(_message.Message):
         last_options: Global___AdamOptions | None = ...,
         saturated_values: _builtins.int = ...,
         nonfinite_pushes: _builtins.int = ...,
+        read_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_options", b"last_options", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_bytes", b"index_bytes", "last_options", b"last_options", "nonfinite_pushes", b"nonfinite_pushes", "num_rows", b"num_rows", "record_bytes", b"record_bytes", "saturated_values", b"saturated_values", "spec", b"spec", "table_id", b"table_id", "table_seed", b"table_seed", "table_step", b"table_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_bytes", b"index_bytes", "last_options", b"last_options", "nonfinite_pushes", b"nonfinite_pushes", "num_rows", b"num_rows", "read_only", b"read_only", "record_bytes", b"record_bytes", "saturated_values", b"saturated_values", "spec", b"spec", "table_id", b"table_id", "table_seed", b"table_seed", "table_step", b"table_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

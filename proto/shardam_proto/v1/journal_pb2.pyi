@@ -65,6 +65,48 @@ class FileHeader(_message.Message):
 Global___FileHeader: _TypeAlias = FileHeader  # noqa: Y015
 
 @_typing.final
+class SegmentHeader(_message.Message):
+    """Stands first in every file of a checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    NUM_SHARDS_FIELD_NUMBER: _builtins.int
+    SEGMENT_FIELD_NUMBER: _builtins.int
+    CHANGE_NUMBER_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Id of the cluster that it is of."""
+    checkpoint_id: _builtins.int
+    """Random id of the checkpoint."""
+    shard: _builtins.int
+    """Index of the shard that wrote it."""
+    num_shards: _builtins.int
+    """Number of shards then."""
+    segment: _builtins.int
+    """Position of the file among the shard's files, from 0."""
+    change_number: _builtins.int
+    """The shard's change number at the cut."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        checkpoint_id: _builtins.int = ...,
+        shard: _builtins.int = ...,
+        num_shards: _builtins.int = ...,
+        segment: _builtins.int = ...,
+        change_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "checkpoint_id", b"checkpoint_id", "cluster_id", b"cluster_id", "num_shards", b"num_shards", "segment", b"segment", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SegmentHeader: _TypeAlias = SegmentHeader  # noqa: Y015
+
+@_typing.final
 class ChangeOrigin(_message.Message):
     """The client and number that a change came as."""
 
@@ -398,7 +440,7 @@ Global___GroupRecord: _TypeAlias = GroupRecord  # noqa: Y015
 
 @_typing.final
 class AssignRecord(_message.Message):
-    """Rows written. Arrays: ids, weight, then exp_avg and exp_avg_sq if present."""
+    """Rows written. Arrays: ids, weight, then exp_avg, exp_avg_sq and row steps (uint32) if present."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -407,6 +449,8 @@ class AssignRecord(_message.Message):
     NUM_ROWS_FIELD_NUMBER: _builtins.int
     HAS_EXP_AVG_FIELD_NUMBER: _builtins.int
     HAS_EXP_AVG_SQ_FIELD_NUMBER: _builtins.int
+    HAS_ROW_STEPS_FIELD_NUMBER: _builtins.int
+    TABLE_STEP_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
     """The table."""
     if_absent: _builtins.bool
@@ -417,6 +461,10 @@ class AssignRecord(_message.Message):
     """exp_avg is present."""
     has_exp_avg_sq: _builtins.bool
     """exp_avg_sq is present."""
+    has_row_steps: _builtins.bool
+    """Row steps are present."""
+    table_step: _builtins.int
+    """The table's step after it. Absent: it stays."""
     def __init__(
         self,
         *,
@@ -425,12 +473,16 @@ class AssignRecord(_message.Message):
         num_rows: _builtins.int = ...,
         has_exp_avg: _builtins.bool = ...,
         has_exp_avg_sq: _builtins.bool = ...,
+        has_row_steps: _builtins.bool = ...,
+        table_step: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_table_step", b"_table_step", "table_step", b"table_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_exp_avg", b"has_exp_avg", "has_exp_avg_sq", b"has_exp_avg_sq", "if_absent", b"if_absent", "num_rows", b"num_rows", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_table_step", b"_table_step", "has_exp_avg", b"has_exp_avg", "has_exp_avg_sq", b"has_exp_avg_sq", "has_row_steps", b"has_row_steps", "if_absent", b"if_absent", "num_rows", b"num_rows", "table_id", b"table_id", "table_step", b"table_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__table_step: _TypeAlias = _typing.Literal["table_step"]  # noqa: Y015
+    _WhichOneofArgType__table_step: _TypeAlias = _typing.Literal["_table_step", b"_table_step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__table_step) -> _WhichOneofReturnType__table_step | None: ...
 
 Global___AssignRecord: _TypeAlias = AssignRecord  # noqa: Y015
 

@@ -261,6 +261,8 @@ class AssignRowsRequest(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     EXP_AVG_FIELD_NUMBER: _builtins.int
     EXP_AVG_SQ_FIELD_NUMBER: _builtins.int
+    ROW_STEPS_FIELD_NUMBER: _builtins.int
+    TABLE_STEP_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
     """The table."""
     if_absent: _builtins.bool
@@ -273,6 +275,10 @@ class AssignRowsRequest(_message.Message):
     """float32 [dim] per row. Absent: an existing row keeps its own, a new one gets zero."""
     exp_avg_sq: _builtins.bytes
     """float32 [dim] per row, >= 0. Absent: as exp_avg."""
+    row_steps: _builtins.bytes
+    """uint32 per row: its own step, of a table with step mode ROW. Absent: an existing row keeps its own, a new one gets zero."""
+    table_step: _builtins.int
+    """The table's step after the change, as an import of a table sets it; only where it is zero or this one. Absent: it stays."""
     @_builtins.property
     def header(self) -> _common_pb2.RequestHeader:
         """Header; number is the client's last number + 1."""
@@ -292,19 +298,29 @@ class AssignRowsRequest(_message.Message):
         weight: _builtins.bytes = ...,
         exp_avg: _builtins.bytes | None = ...,
         exp_avg_sq: _builtins.bytes | None = ...,
+        row_steps: _builtins.bytes | None = ...,
+        table_step: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_exp_avg", b"_exp_avg", "_exp_avg_sq", b"_exp_avg_sq", "condition", b"condition", "exp_avg", b"exp_avg", "exp_avg_sq", b"exp_avg_sq", "header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exp_avg", b"_exp_avg", "_exp_avg_sq", b"_exp_avg_sq", "_row_steps", b"_row_steps", "_table_step", b"_table_step", "condition", b"condition", "exp_avg", b"exp_avg", "exp_avg_sq", b"exp_avg_sq", "header", b"header", "row_steps", b"row_steps", "table_step", b"table_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exp_avg", b"_exp_avg", "_exp_avg_sq", b"_exp_avg_sq", "condition", b"condition", "exp_avg", b"exp_avg", "exp_avg_sq", b"exp_avg_sq", "header", b"header", "if_absent", b"if_absent", "row_ids", b"row_ids", "table_id", b"table_id", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exp_avg", b"_exp_avg", "_exp_avg_sq", b"_exp_avg_sq", "_row_steps", b"_row_steps", "_table_step", b"_table_step", "condition", b"condition", "exp_avg", b"exp_avg", "exp_avg_sq", b"exp_avg_sq", "header", b"header", "if_absent", b"if_absent", "row_ids", b"row_ids", "row_steps", b"row_steps", "table_id", b"table_id", "table_step", b"table_step", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exp_avg: _TypeAlias = _typing.Literal["exp_avg"]  # noqa: Y015
     _WhichOneofArgType__exp_avg: _TypeAlias = _typing.Literal["_exp_avg", b"_exp_avg"]  # noqa: Y015
     _WhichOneofReturnType__exp_avg_sq: _TypeAlias = _typing.Literal["exp_avg_sq"]  # noqa: Y015
     _WhichOneofArgType__exp_avg_sq: _TypeAlias = _typing.Literal["_exp_avg_sq", b"_exp_avg_sq"]  # noqa: Y015
+    _WhichOneofReturnType__row_steps: _TypeAlias = _typing.Literal["row_steps"]  # noqa: Y015
+    _WhichOneofArgType__row_steps: _TypeAlias = _typing.Literal["_row_steps", b"_row_steps"]  # noqa: Y015
+    _WhichOneofReturnType__table_step: _TypeAlias = _typing.Literal["table_step"]  # noqa: Y015
+    _WhichOneofArgType__table_step: _TypeAlias = _typing.Literal["_table_step", b"_table_step"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__exp_avg) -> _WhichOneofReturnType__exp_avg | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__exp_avg_sq) -> _WhichOneofReturnType__exp_avg_sq | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__row_steps) -> _WhichOneofReturnType__row_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__table_step) -> _WhichOneofReturnType__table_step | None: ...
 
 Global___AssignRowsRequest: _TypeAlias = AssignRowsRequest  # noqa: Y015
 

@@ -23,70 +23,72 @@ _sym_db = _symbol_database.Default()
 
 
 from shardam_proto.v1 import common_pb2 as shardam__proto_dot_v1_dot_common__pb2
+from shardam_proto.v1 import cut_pb2 as shardam__proto_dot_v1_dot_cut__pb2
 from shardam_proto.v1 import group_pb2 as shardam__proto_dot_v1_dot_group__pb2
+from shardam_proto.v1 import job_pb2 as shardam__proto_dot_v1_dot_job__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cshardam_proto/v1/shard.proto\x12\nshardam.v1\x1a\x1dshardam_proto/v1/common.proto\x1a\x1cshardam_proto/v1/group.proto\"=\n\x10GetStatusRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"\xa4\x05\n\x11GetStatusResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.shardam.v1.ServingState\x12\x13\n\x0bwaiting_for\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x14\n\x0chttp_address\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x11\n\thost_name\x18\t \x01(\t\x12\x10\n\x08uptime_s\x18\n \x01(\x01\x12\x12\n\nnum_tables\x18\x0b \x01(\x04\x12\x10\n\x08num_rows\x18\x0c \x01(\x04\x12\x10\n\x08max_rows\x18\r \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x0e \x01(\x04\x12\x13\n\x0bindex_bytes\x18\x0f \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x10 \x01(\x04\x12\x13\n\x0bqueue_depth\x18\x11 \x01(\x04\x12\x13\n\x0bnum_clients\x18\x12 \x01(\x04\x12\x1b\n\x13\x64\x65vice_memory_bytes\x18\x14 \x01(\x04\x12-\n\x0cjournal_mode\x18\x15 \x01(\x0e\x32\x17.shardam.v1.JournalMode\x12/\n\rjournal_state\x18\x16 \x01(\x0e\x32\x18.shardam.v1.JournalState\x12\x17\n\x0fjournal_problem\x18\x17 \x01(\t\x12\x15\n\rjournal_bytes\x18\x18 \x01(\x04\x12\x13\n\x0b\x64\x61ta_folder\x18\x19 \x01(\t\x12\x13\n\x0bqueue_bytes\x18\x1a \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\x1b \x01(\x04\x12\x17\n\x0fparked_requests\x18\x1c \x01(\x04\"h\n\x14InstallTablesRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableInfo\"C\n\x15InstallTablesResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\">\n\x11GetMetricsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"N\n\x12GetMetricsResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x0c\n\x04text\x18\x02 \x01(\t\"P\n\x10\x45ndClientRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x11\n\tclient_id\x18\x02 \x01(\x0c\"1\n\x0c\x43losedNumber\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\ttable_ids\x18\x02 \x03(\x06\"\x90\x01\n\x11\x45ndClientResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x13\n\x0blast_number\x18\x02 \x01(\x04\x12)\n\x07numbers\x18\x03 \x03(\x0b\x32\x18.shardam.v1.ClosedNumber\x12\x0f\n\x07settled\x18\x04 \x01(\x08\"W\n\x11\x45ndClientsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x17\n\x0f\x61\x66ter_client_id\x18\x02 \x01(\x0c\"`\n\x0b\x45ndedClient\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x13\n\x0blast_number\x18\x02 \x01(\x04\x12)\n\x07numbers\x18\x03 \x03(\x0b\x32\x18.shardam.v1.ClosedNumber\"\x88\x01\n\x12\x45ndClientsResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12(\n\x07\x63lients\x18\x02 \x03(\x0b\x32\x17.shardam.v1.EndedClient\x12\x1c\n\x14next_after_client_id\x18\x03 \x01(\x0c\"\x8f\x01\n\x13SettleClientRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x11\n\tclient_id\x18\x02 \x01(\x0c\x12)\n\x07numbers\x18\x03 \x03(\x0b\x32\x18.shardam.v1.ClosedNumber\x12\x0f\n\x07settled\x18\x04 \x01(\x08\"B\n\x14SettleClientResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"U\n\x12\x46orgetStateRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x14\n\x0cwithout_lost\x18\x02 \x01(\x08\"A\n\x13\x46orgetStateResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"\x97\x01\n\x12UpdateGroupRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12 \n\x05group\x18\x02 \x01(\x0b\x32\x11.shardam.v1.Group\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12&\n\x08\x64\x65\x63ision\x18\x04 \x01(\x0b\x32\x14.shardam.v1.Decision\"`\n\x13UpdateGroupResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\"e\n\x10\x43heckStepRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12&\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32\x14.shardam.v1.Decision\"i\n\x11\x43heckStepResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12(\n\x07refusal\x18\x02 \x01(\x0b\x32\x17.shardam.v1.StepRefusal\"?\n\x12ListWorkersRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"\xd7\x01\n\x06Worker\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x18\n\x10last_heartbeat_s\x18\x02 \x01(\x01\x12\x13\n\x0blast_number\x18\x03 \x01(\x04\x12\r\n\x05group\x18\x04 \x01(\t\x12%\n\x05terms\x18\x05 \x01(\x0b\x32\x16.shardam.v1.GroupTerms\x12\x0c\n\x04rank\x18\x06 \x01(\r\x12\x15\n\rrestart_count\x18\x07 \x01(\r\x12\x0c\n\x04step\x18\x08 \x01(\x04\x12\x11\n\tstaleness\x18\t \x01(\x04\x12\x0f\n\x07\x61rrived\x18\n \x01(\x08\"\x91\x01\n\x13ListWorkersResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12#\n\x07workers\x18\x02 \x03(\x0b\x32\x12.shardam.v1.Worker\x12)\n\x07waiting\x18\x03 \x03(\x0b\x32\x18.shardam.v1.WaitingGroup\"L\n\x0cWaitingGroup\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x10\n\x08waited_s\x18\x04 \x01(\x01*\xb5\x01\n\x0cServingState\x12\x1d\n\x19SERVING_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SERVING_STATE_STARTING\x10\x01\x12\x19\n\x15SERVING_STATE_SERVING\x10\x02\x12\x1a\n\x16SERVING_STATE_DRAINING\x10\x03\x12\x16\n\x12SERVING_STATE_LOST\x10\x04\x12\x1b\n\x17SERVING_STATE_SUSPENDED\x10\x05*q\n\x0bJournalMode\x12\x1c\n\x18JOURNAL_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOURNAL_MODE_OFF\x10\x01\x12\x16\n\x12JOURNAL_MODE_WRITE\x10\x02\x12\x16\n\x12JOURNAL_MODE_FSYNC\x10\x03*\x92\x01\n\x0cJournalState\x12\x1d\n\x19JOURNAL_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOURNAL_STATE_OK\x10\x01\x12\x1b\n\x17JOURNAL_STATE_SUSPENDED\x10\x02\x12\x16\n\x12JOURNAL_STATE_FULL\x10\x03\x12\x18\n\x14JOURNAL_STATE_FAILED\x10\x04\x32\x9f\x06\n\x0cShardService\x12H\n\tGetStatus\x12\x1c.shardam.v1.GetStatusRequest\x1a\x1d.shardam.v1.GetStatusResponse\x12H\n\tEndClient\x12\x1c.shardam.v1.EndClientRequest\x1a\x1d.shardam.v1.EndClientResponse\x12K\n\nEndClients\x12\x1d.shardam.v1.EndClientsRequest\x1a\x1e.shardam.v1.EndClientsResponse\x12Q\n\x0cSettleClient\x12\x1f.shardam.v1.SettleClientRequest\x1a .shardam.v1.SettleClientResponse\x12N\n\x0b\x46orgetState\x12\x1e.shardam.v1.ForgetStateRequest\x1a\x1f.shardam.v1.ForgetStateResponse\x12T\n\rInstallTables\x12 .shardam.v1.InstallTablesRequest\x1a!.shardam.v1.InstallTablesResponse\x12N\n\x0bUpdateGroup\x12\x1e.shardam.v1.UpdateGroupRequest\x1a\x1f.shardam.v1.UpdateGroupResponse\x12H\n\tCheckStep\x12\x1c.shardam.v1.CheckStepRequest\x1a\x1d.shardam.v1.CheckStepResponse\x12N\n\x0bListWorkers\x12\x1e.shardam.v1.ListWorkersRequest\x1a\x1f.shardam.v1.ListWorkersResponse\x12K\n\nGetMetrics\x12\x1d.shardam.v1.GetMetricsRequest\x1a\x1e.shardam.v1.GetMetricsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cshardam_proto/v1/shard.proto\x12\nshardam.v1\x1a\x1dshardam_proto/v1/common.proto\x1a\x1ashardam_proto/v1/cut.proto\x1a\x1cshardam_proto/v1/group.proto\x1a\x1ashardam_proto/v1/job.proto\"=\n\x10GetStatusRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"\x9c\x06\n\x11GetStatusResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.shardam.v1.ServingState\x12\x13\n\x0bwaiting_for\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x14\n\x0chttp_address\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x11\n\thost_name\x18\t \x01(\t\x12\x10\n\x08uptime_s\x18\n \x01(\x01\x12\x12\n\nnum_tables\x18\x0b \x01(\x04\x12\x10\n\x08num_rows\x18\x0c \x01(\x04\x12\x10\n\x08max_rows\x18\r \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x0e \x01(\x04\x12\x13\n\x0bindex_bytes\x18\x0f \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x10 \x01(\x04\x12\x13\n\x0bqueue_depth\x18\x11 \x01(\x04\x12\x13\n\x0bnum_clients\x18\x12 \x01(\x04\x12\x1b\n\x13\x64\x65vice_memory_bytes\x18\x14 \x01(\x04\x12-\n\x0cjournal_mode\x18\x15 \x01(\x0e\x32\x17.shardam.v1.JournalMode\x12/\n\rjournal_state\x18\x16 \x01(\x0e\x32\x18.shardam.v1.JournalState\x12\x17\n\x0fjournal_problem\x18\x17 \x01(\t\x12\x15\n\rjournal_bytes\x18\x18 \x01(\x04\x12\x13\n\x0b\x64\x61ta_folder\x18\x19 \x01(\t\x12\x13\n\x0bqueue_bytes\x18\x1a \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\x1b \x01(\x04\x12\x17\n\x0fparked_requests\x18\x1c \x01(\x04\x12\x17\n\x0f\x63heckpoint_root\x18\x1d \x01(\t\x12\x1a\n\x12\x63heckpoint_problem\x18\x1e \x01(\t\x12(\n\x0flast_checkpoint\x18\x1f \x01(\x0b\x32\x0f.shardam.v1.Job\x12\x17\n\x0fpre_image_bytes\x18  \x01(\x04\"h\n\x14InstallTablesRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableInfo\"C\n\x15InstallTablesResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\">\n\x11GetMetricsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"N\n\x12GetMetricsResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x0c\n\x04text\x18\x02 \x01(\t\"P\n\x10\x45ndClientRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x11\n\tclient_id\x18\x02 \x01(\x0c\"1\n\x0c\x43losedNumber\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\ttable_ids\x18\x02 \x03(\x06\"\x90\x01\n\x11\x45ndClientResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x13\n\x0blast_number\x18\x02 \x01(\x04\x12)\n\x07numbers\x18\x03 \x03(\x0b\x32\x18.shardam.v1.ClosedNumber\x12\x0f\n\x07settled\x18\x04 \x01(\x08\"W\n\x11\x45ndClientsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x17\n\x0f\x61\x66ter_client_id\x18\x02 \x01(\x0c\"`\n\x0b\x45ndedClient\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x13\n\x0blast_number\x18\x02 \x01(\x04\x12)\n\x07numbers\x18\x03 \x03(\x0b\x32\x18.shardam.v1.ClosedNumber\"\x88\x01\n\x12\x45ndClientsResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12(\n\x07\x63lients\x18\x02 \x03(\x0b\x32\x17.shardam.v1.EndedClient\x12\x1c\n\x14next_after_client_id\x18\x03 \x01(\x0c\"\x8f\x01\n\x13SettleClientRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x11\n\tclient_id\x18\x02 \x01(\x0c\x12)\n\x07numbers\x18\x03 \x03(\x0b\x32\x18.shardam.v1.ClosedNumber\x12\x0f\n\x07settled\x18\x04 \x01(\x08\"B\n\x14SettleClientResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"U\n\x12\x46orgetStateRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x14\n\x0cwithout_lost\x18\x02 \x01(\x08\"A\n\x13\x46orgetStateResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"\x97\x01\n\x12UpdateGroupRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12 \n\x05group\x18\x02 \x01(\x0b\x32\x11.shardam.v1.Group\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12&\n\x08\x64\x65\x63ision\x18\x04 \x01(\x0b\x32\x14.shardam.v1.Decision\"`\n\x13UpdateGroupResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\"e\n\x10\x43heckStepRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12&\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32\x14.shardam.v1.Decision\"i\n\x11\x43heckStepResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12(\n\x07refusal\x18\x02 \x01(\x0b\x32\x17.shardam.v1.StepRefusal\"?\n\x12ListWorkersRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"\xd7\x01\n\x06Worker\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x18\n\x10last_heartbeat_s\x18\x02 \x01(\x01\x12\x13\n\x0blast_number\x18\x03 \x01(\x04\x12\r\n\x05group\x18\x04 \x01(\t\x12%\n\x05terms\x18\x05 \x01(\x0b\x32\x16.shardam.v1.GroupTerms\x12\x0c\n\x04rank\x18\x06 \x01(\r\x12\x15\n\rrestart_count\x18\x07 \x01(\r\x12\x0c\n\x04step\x18\x08 \x01(\x04\x12\x11\n\tstaleness\x18\t \x01(\x04\x12\x0f\n\x07\x61rrived\x18\n \x01(\x08\"\x91\x01\n\x13ListWorkersResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12#\n\x07workers\x18\x02 \x03(\x0b\x32\x12.shardam.v1.Worker\x12)\n\x07waiting\x18\x03 \x03(\x0b\x32\x18.shardam.v1.WaitingGroup\"L\n\x0cWaitingGroup\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x10\n\x08waited_s\x18\x04 \x01(\x01*\xb5\x01\n\x0cServingState\x12\x1d\n\x19SERVING_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SERVING_STATE_STARTING\x10\x01\x12\x19\n\x15SERVING_STATE_SERVING\x10\x02\x12\x1a\n\x16SERVING_STATE_DRAINING\x10\x03\x12\x16\n\x12SERVING_STATE_LOST\x10\x04\x12\x1b\n\x17SERVING_STATE_SUSPENDED\x10\x05*q\n\x0bJournalMode\x12\x1c\n\x18JOURNAL_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOURNAL_MODE_OFF\x10\x01\x12\x16\n\x12JOURNAL_MODE_WRITE\x10\x02\x12\x16\n\x12JOURNAL_MODE_FSYNC\x10\x03*\x92\x01\n\x0cJournalState\x12\x1d\n\x19JOURNAL_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOURNAL_STATE_OK\x10\x01\x12\x1b\n\x17JOURNAL_STATE_SUSPENDED\x10\x02\x12\x16\n\x12JOURNAL_STATE_FULL\x10\x03\x12\x18\n\x14JOURNAL_STATE_FAILED\x10\x04\x32\xbc\n\n\x0cShardService\x12H\n\tGetStatus\x12\x1c.shardam.v1.GetStatusRequest\x1a\x1d.shardam.v1.GetStatusResponse\x12H\n\tEndClient\x12\x1c.shardam.v1.EndClientRequest\x1a\x1d.shardam.v1.EndClientResponse\x12K\n\nEndClients\x12\x1d.shardam.v1.EndClientsRequest\x1a\x1e.shardam.v1.EndClientsResponse\x12Q\n\x0cSettleClient\x12\x1f.shardam.v1.SettleClientRequest\x1a .shardam.v1.SettleClientResponse\x12N\n\x0b\x46orgetState\x12\x1e.shardam.v1.ForgetStateRequest\x1a\x1f.shardam.v1.ForgetStateResponse\x12T\n\rInstallTables\x12 .shardam.v1.InstallTablesRequest\x1a!.shardam.v1.InstallTablesResponse\x12N\n\x0bUpdateGroup\x12\x1e.shardam.v1.UpdateGroupRequest\x1a\x1f.shardam.v1.UpdateGroupResponse\x12H\n\tCheckStep\x12\x1c.shardam.v1.CheckStepRequest\x1a\x1d.shardam.v1.CheckStepResponse\x12N\n\x0bListWorkers\x12\x1e.shardam.v1.ListWorkersRequest\x1a\x1f.shardam.v1.ListWorkersResponse\x12K\n\nGetMetrics\x12\x1d.shardam.v1.GetMetricsRequest\x1a\x1e.shardam.v1.GetMetricsResponse\x12\x39\n\x04Hold\x12\x17.shardam.v1.HoldRequest\x1a\x18.shardam.v1.HoldResponse\x12\x42\n\x07\x41\x64vance\x12\x1a.shardam.v1.AdvanceRequest\x1a\x1b.shardam.v1.AdvanceResponse\x12\x36\n\x03\x43ut\x12\x16.shardam.v1.CutRequest\x1a\x17.shardam.v1.CutResponse\x12\x42\n\x07Release\x12\x1a.shardam.v1.ReleaseRequest\x1a\x1b.shardam.v1.ReleaseResponse\x12K\n\nCheckFiles\x12\x1d.shardam.v1.CheckFilesRequest\x1a\x1e.shardam.v1.CheckFilesResponse\x12H\n\tAdoptPlan\x12\x1c.shardam.v1.AdoptPlanRequest\x1a\x1d.shardam.v1.AdoptPlanResponse\x12\x42\n\x07GetTask\x12\x1a.shardam.v1.GetTaskRequest\x1a\x1b.shardam.v1.GetTaskResponse\x12\x45\n\x08\x44ropTask\x12\x1b.shardam.v1.DropTaskRequest\x1a\x1c.shardam.v1.DropTaskResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardam_proto.v1.shard_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVINGSTATE']._serialized_start=3112
-  _globals['_SERVINGSTATE']._serialized_end=3293
-  _globals['_JOURNALMODE']._serialized_start=3295
-  _globals['_JOURNALMODE']._serialized_end=3408
-  _globals['_JOURNALSTATE']._serialized_start=3411
-  _globals['_JOURNALSTATE']._serialized_end=3557
-  _globals['_GETSTATUSREQUEST']._serialized_start=105
-  _globals['_GETSTATUSREQUEST']._serialized_end=166
-  _globals['_GETSTATUSRESPONSE']._serialized_start=169
-  _globals['_GETSTATUSRESPONSE']._serialized_end=845
-  _globals['_INSTALLTABLESREQUEST']._serialized_start=847
-  _globals['_INSTALLTABLESREQUEST']._serialized_end=951
-  _globals['_INSTALLTABLESRESPONSE']._serialized_start=953
-  _globals['_INSTALLTABLESRESPONSE']._serialized_end=1020
-  _globals['_GETMETRICSREQUEST']._serialized_start=1022
-  _globals['_GETMETRICSREQUEST']._serialized_end=1084
-  _globals['_GETMETRICSRESPONSE']._serialized_start=1086
-  _globals['_GETMETRICSRESPONSE']._serialized_end=1164
-  _globals['_ENDCLIENTREQUEST']._serialized_start=1166
-  _globals['_ENDCLIENTREQUEST']._serialized_end=1246
-  _globals['_CLOSEDNUMBER']._serialized_start=1248
-  _globals['_CLOSEDNUMBER']._serialized_end=1297
-  _globals['_ENDCLIENTRESPONSE']._serialized_start=1300
-  _globals['_ENDCLIENTRESPONSE']._serialized_end=1444
-  _globals['_ENDCLIENTSREQUEST']._serialized_start=1446
-  _globals['_ENDCLIENTSREQUEST']._serialized_end=1533
-  _globals['_ENDEDCLIENT']._serialized_start=1535
-  _globals['_ENDEDCLIENT']._serialized_end=1631
-  _globals['_ENDCLIENTSRESPONSE']._serialized_start=1634
-  _globals['_ENDCLIENTSRESPONSE']._serialized_end=1770
-  _globals['_SETTLECLIENTREQUEST']._serialized_start=1773
-  _globals['_SETTLECLIENTREQUEST']._serialized_end=1916
-  _globals['_SETTLECLIENTRESPONSE']._serialized_start=1918
-  _globals['_SETTLECLIENTRESPONSE']._serialized_end=1984
-  _globals['_FORGETSTATEREQUEST']._serialized_start=1986
-  _globals['_FORGETSTATEREQUEST']._serialized_end=2071
-  _globals['_FORGETSTATERESPONSE']._serialized_start=2073
-  _globals['_FORGETSTATERESPONSE']._serialized_end=2138
-  _globals['_UPDATEGROUPREQUEST']._serialized_start=2141
-  _globals['_UPDATEGROUPREQUEST']._serialized_end=2292
-  _globals['_UPDATEGROUPRESPONSE']._serialized_start=2294
-  _globals['_UPDATEGROUPRESPONSE']._serialized_end=2390
-  _globals['_CHECKSTEPREQUEST']._serialized_start=2392
-  _globals['_CHECKSTEPREQUEST']._serialized_end=2493
-  _globals['_CHECKSTEPRESPONSE']._serialized_start=2495
-  _globals['_CHECKSTEPRESPONSE']._serialized_end=2600
-  _globals['_LISTWORKERSREQUEST']._serialized_start=2602
-  _globals['_LISTWORKERSREQUEST']._serialized_end=2665
-  _globals['_WORKER']._serialized_start=2668
-  _globals['_WORKER']._serialized_end=2883
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=2886
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=3031
-  _globals['_WAITINGGROUP']._serialized_start=3033
-  _globals['_WAITINGGROUP']._serialized_end=3109
-  _globals['_SHARDSERVICE']._serialized_start=3560
-  _globals['_SHARDSERVICE']._serialized_end=4359
+  _globals['_SERVINGSTATE']._serialized_start=3288
+  _globals['_SERVINGSTATE']._serialized_end=3469
+  _globals['_JOURNALMODE']._serialized_start=3471
+  _globals['_JOURNALMODE']._serialized_end=3584
+  _globals['_JOURNALSTATE']._serialized_start=3587
+  _globals['_JOURNALSTATE']._serialized_end=3733
+  _globals['_GETSTATUSREQUEST']._serialized_start=161
+  _globals['_GETSTATUSREQUEST']._serialized_end=222
+  _globals['_GETSTATUSRESPONSE']._serialized_start=225
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1021
+  _globals['_INSTALLTABLESREQUEST']._serialized_start=1023
+  _globals['_INSTALLTABLESREQUEST']._serialized_end=1127
+  _globals['_INSTALLTABLESRESPONSE']._serialized_start=1129
+  _globals['_INSTALLTABLESRESPONSE']._serialized_end=1196
+  _globals['_GETMETRICSREQUEST']._serialized_start=1198
+  _globals['_GETMETRICSREQUEST']._serialized_end=1260
+  _globals['_GETMETRICSRESPONSE']._serialized_start=1262
+  _globals['_GETMETRICSRESPONSE']._serialized_end=1340
+  _globals['_ENDCLIENTREQUEST']._serialized_start=1342
+  _globals['_ENDCLIENTREQUEST']._serialized_end=1422
+  _globals['_CLOSEDNUMBER']._serialized_start=1424
+  _globals['_CLOSEDNUMBER']._serialized_end=1473
+  _globals['_ENDCLIENTRESPONSE']._serialized_start=1476
+  _globals['_ENDCLIENTRESPONSE']._serialized_end=1620
+  _globals['_ENDCLIENTSREQUEST']._serialized_start=1622
+  _globals['_ENDCLIENTSREQUEST']._serialized_end=1709
+  _globals['_ENDEDCLIENT']._serialized_start=1711
+  _globals['_ENDEDCLIENT']._serialized_end=1807
+  _globals['_ENDCLIENTSRESPONSE']._serialized_start=1810
+  _globals['_ENDCLIENTSRESPONSE']._serialized_end=1946
+  _globals['_SETTLECLIENTREQUEST']._serialized_start=1949
+  _globals['_SETTLECLIENTREQUEST']._serialized_end=2092
+  _globals['_SETTLECLIENTRESPONSE']._serialized_start=2094
+  _globals['_SETTLECLIENTRESPONSE']._serialized_end=2160
+  _globals['_FORGETSTATEREQUEST']._serialized_start=2162
+  _globals['_FORGETSTATEREQUEST']._serialized_end=2247
+  _globals['_FORGETSTATERESPONSE']._serialized_start=2249
+  _globals['_FORGETSTATERESPONSE']._serialized_end=2314
+  _globals['_UPDATEGROUPREQUEST']._serialized_start=2317
+  _globals['_UPDATEGROUPREQUEST']._serialized_end=2468
+  _globals['_UPDATEGROUPRESPONSE']._serialized_start=2470
+  _globals['_UPDATEGROUPRESPONSE']._serialized_end=2566
+  _globals['_CHECKSTEPREQUEST']._serialized_start=2568
+  _globals['_CHECKSTEPREQUEST']._serialized_end=2669
+  _globals['_CHECKSTEPRESPONSE']._serialized_start=2671
+  _globals['_CHECKSTEPRESPONSE']._serialized_end=2776
+  _globals['_LISTWORKERSREQUEST']._serialized_start=2778
+  _globals['_LISTWORKERSREQUEST']._serialized_end=2841
+  _globals['_WORKER']._serialized_start=2844
+  _globals['_WORKER']._serialized_end=3059
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=3062
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=3207
+  _globals['_WAITINGGROUP']._serialized_start=3209
+  _globals['_WAITINGGROUP']._serialized_end=3285
+  _globals['_SHARDSERVICE']._serialized_start=3736
+  _globals['_SHARDSERVICE']._serialized_end=5076
 # @@protoc_insertion_point(module_scope)

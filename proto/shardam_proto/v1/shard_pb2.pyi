@@ -10,6 +10,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from shardam_proto.v1 import common_pb2 as _common_pb2
 from shardam_proto.v1 import group_pb2 as _group_pb2
+from shardam_proto.v1 import job_pb2 as _job_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -174,6 +175,10 @@ class GetStatusResponse(_message.Message):
     QUEUE_BYTES_FIELD_NUMBER: _builtins.int
     RESERVED_BYTES_FIELD_NUMBER: _builtins.int
     PARKED_REQUESTS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ROOT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_PROBLEM_FIELD_NUMBER: _builtins.int
+    LAST_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    PRE_IMAGE_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the shardam package."""
     state: Global___ServingState.ValueType
@@ -226,9 +231,19 @@ class GetStatusResponse(_message.Message):
     """Bytes reserved for pushes that arrive in chunks."""
     parked_requests: _builtins.int
     """Requests on streams that wait for something."""
+    checkpoint_root: _builtins.str
+    """Folder under which checkpoints lie, on its host. Empty: none."""
+    checkpoint_problem: _builtins.str
+    """Why checkpoints cannot be written there. Empty: they can, or there is no such folder."""
+    pre_image_bytes: _builtins.int
+    """Bytes of rows that are kept as they were at a cut."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Header."""
+
+    @_builtins.property
+    def last_checkpoint(self) -> _job_pb2.Job:
+        """Home only: the last job that made a checkpoint. Absent: none since this process started."""
 
     def __init__(
         self,
@@ -260,10 +275,14 @@ class GetStatusResponse(_message.Message):
         queue_bytes: _builtins.int = ...,
         reserved_bytes: _builtins.int = ...,
         parked_requests: _builtins.int = ...,
+        checkpoint_root: _builtins.str = ...,
+        checkpoint_problem: _builtins.str = ...,
+        last_checkpoint: _job_pb2.Job | None = ...,
+        pre_image_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "last_checkpoint", b"last_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "data_folder", b"data_folder", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "header", b"header", "host_name", b"host_name", "http_address", b"http_address", "index_bytes", b"index_bytes", "journal_bytes", b"journal_bytes", "journal_mode", b"journal_mode", "journal_problem", b"journal_problem", "journal_state", b"journal_state", "max_rows", b"max_rows", "num_clients", b"num_clients", "num_rows", b"num_rows", "num_tables", b"num_tables", "parked_requests", b"parked_requests", "pid", b"pid", "queue_bytes", b"queue_bytes", "queue_depth", b"queue_depth", "record_bytes", b"record_bytes", "reserved_bytes", b"reserved_bytes", "resident_bytes", b"resident_bytes", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "checkpoint_problem", b"checkpoint_problem", "checkpoint_root", b"checkpoint_root", "data_folder", b"data_folder", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "header", b"header", "host_name", b"host_name", "http_address", b"http_address", "index_bytes", b"index_bytes", "journal_bytes", b"journal_bytes", "journal_mode", b"journal_mode", "journal_problem", b"journal_problem", "journal_state", b"journal_state", "last_checkpoint", b"last_checkpoint", "max_rows", b"max_rows", "num_clients", b"num_clients", "num_rows", b"num_rows", "num_tables", b"num_tables", "parked_requests", b"parked_requests", "pid", b"pid", "pre_image_bytes", b"pre_image_bytes", "queue_bytes", b"queue_bytes", "queue_depth", b"queue_depth", "record_bytes", b"record_bytes", "reserved_bytes", b"reserved_bytes", "resident_bytes", b"resident_bytes", "state", b"state", "uptime_s", b"uptime_s", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

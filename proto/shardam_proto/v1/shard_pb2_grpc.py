@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from shardam_proto.v1 import cut_pb2 as shardam__proto_dot_v1_dot_cut__pb2
 from shardam_proto.v1 import shard_pb2 as shardam__proto_dot_v1_dot_shard__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -85,6 +86,46 @@ class ShardServiceStub:
                 request_serializer=shardam__proto_dot_v1_dot_shard__pb2.GetMetricsRequest.SerializeToString,
                 response_deserializer=shardam__proto_dot_v1_dot_shard__pb2.GetMetricsResponse.FromString,
                 _registered_method=True)
+        self.Hold = channel.unary_unary(
+                '/shardam.v1.ShardService/Hold',
+                request_serializer=shardam__proto_dot_v1_dot_cut__pb2.HoldRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_cut__pb2.HoldResponse.FromString,
+                _registered_method=True)
+        self.Advance = channel.unary_unary(
+                '/shardam.v1.ShardService/Advance',
+                request_serializer=shardam__proto_dot_v1_dot_cut__pb2.AdvanceRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_cut__pb2.AdvanceResponse.FromString,
+                _registered_method=True)
+        self.Cut = channel.unary_unary(
+                '/shardam.v1.ShardService/Cut',
+                request_serializer=shardam__proto_dot_v1_dot_cut__pb2.CutRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_cut__pb2.CutResponse.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/shardam.v1.ShardService/Release',
+                request_serializer=shardam__proto_dot_v1_dot_cut__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_cut__pb2.ReleaseResponse.FromString,
+                _registered_method=True)
+        self.CheckFiles = channel.unary_unary(
+                '/shardam.v1.ShardService/CheckFiles',
+                request_serializer=shardam__proto_dot_v1_dot_cut__pb2.CheckFilesRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_cut__pb2.CheckFilesResponse.FromString,
+                _registered_method=True)
+        self.AdoptPlan = channel.unary_unary(
+                '/shardam.v1.ShardService/AdoptPlan',
+                request_serializer=shardam__proto_dot_v1_dot_cut__pb2.AdoptPlanRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_cut__pb2.AdoptPlanResponse.FromString,
+                _registered_method=True)
+        self.GetTask = channel.unary_unary(
+                '/shardam.v1.ShardService/GetTask',
+                request_serializer=shardam__proto_dot_v1_dot_cut__pb2.GetTaskRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_cut__pb2.GetTaskResponse.FromString,
+                _registered_method=True)
+        self.DropTask = channel.unary_unary(
+                '/shardam.v1.ShardService/DropTask',
+                request_serializer=shardam__proto_dot_v1_dot_cut__pb2.DropTaskRequest.SerializeToString,
+                response_deserializer=shardam__proto_dot_v1_dot_cut__pb2.DropTaskResponse.FromString,
+                _registered_method=True)
 
 
 class ShardServiceServicer:
@@ -162,6 +203,64 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Hold(self, request, context):
+        """Applies no more changes until released, or until the hold runs out, and tells the clients' last numbers; called by home
+        before a cut. A repeat with the same id lengthens the hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Advance(self, request, context):
+        """Applies changes up to the numbers that home names, and answers once all are applied. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cut(self, request, context):
+        """Cuts: begins to write the state of this moment to files, as a task. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """Ends a hold: changes go on. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckFiles(self, request, context):
+        """Begins to read and check the files that this shard would load of a checkpoint, as a task. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdoptPlan(self, request, context):
+        """Tells that the cluster has a new plan, which the shard finds in Redis, too: it takes the plan's state over, or ends so that
+        another process does. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTask(self, request, context):
+        """Describes a task.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropTask(self, request, context):
+        """Gives a task up, and removes what it has written. May be repeated; one that is not known is gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -214,6 +313,46 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.GetMetrics,
                     request_deserializer=shardam__proto_dot_v1_dot_shard__pb2.GetMetricsRequest.FromString,
                     response_serializer=shardam__proto_dot_v1_dot_shard__pb2.GetMetricsResponse.SerializeToString,
+            ),
+            'Hold': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hold,
+                    request_deserializer=shardam__proto_dot_v1_dot_cut__pb2.HoldRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_cut__pb2.HoldResponse.SerializeToString,
+            ),
+            'Advance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Advance,
+                    request_deserializer=shardam__proto_dot_v1_dot_cut__pb2.AdvanceRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_cut__pb2.AdvanceResponse.SerializeToString,
+            ),
+            'Cut': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cut,
+                    request_deserializer=shardam__proto_dot_v1_dot_cut__pb2.CutRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_cut__pb2.CutResponse.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=shardam__proto_dot_v1_dot_cut__pb2.ReleaseRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_cut__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'CheckFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckFiles,
+                    request_deserializer=shardam__proto_dot_v1_dot_cut__pb2.CheckFilesRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_cut__pb2.CheckFilesResponse.SerializeToString,
+            ),
+            'AdoptPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdoptPlan,
+                    request_deserializer=shardam__proto_dot_v1_dot_cut__pb2.AdoptPlanRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_cut__pb2.AdoptPlanResponse.SerializeToString,
+            ),
+            'GetTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTask,
+                    request_deserializer=shardam__proto_dot_v1_dot_cut__pb2.GetTaskRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_cut__pb2.GetTaskResponse.SerializeToString,
+            ),
+            'DropTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropTask,
+                    request_deserializer=shardam__proto_dot_v1_dot_cut__pb2.DropTaskRequest.FromString,
+                    response_serializer=shardam__proto_dot_v1_dot_cut__pb2.DropTaskResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -487,6 +626,222 @@ class ShardService:
             '/shardam.v1.ShardService/GetMetrics',
             shardam__proto_dot_v1_dot_shard__pb2.GetMetricsRequest.SerializeToString,
             shardam__proto_dot_v1_dot_shard__pb2.GetMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/Hold',
+            shardam__proto_dot_v1_dot_cut__pb2.HoldRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_cut__pb2.HoldResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Advance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/Advance',
+            shardam__proto_dot_v1_dot_cut__pb2.AdvanceRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_cut__pb2.AdvanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/Cut',
+            shardam__proto_dot_v1_dot_cut__pb2.CutRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_cut__pb2.CutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/Release',
+            shardam__proto_dot_v1_dot_cut__pb2.ReleaseRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_cut__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/CheckFiles',
+            shardam__proto_dot_v1_dot_cut__pb2.CheckFilesRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_cut__pb2.CheckFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdoptPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/AdoptPlan',
+            shardam__proto_dot_v1_dot_cut__pb2.AdoptPlanRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_cut__pb2.AdoptPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/GetTask',
+            shardam__proto_dot_v1_dot_cut__pb2.GetTaskRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_cut__pb2.GetTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardam.v1.ShardService/DropTask',
+            shardam__proto_dot_v1_dot_cut__pb2.DropTaskRequest.SerializeToString,
+            shardam__proto_dot_v1_dot_cut__pb2.DropTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ What shards ask of each other, and what operators ask of a shard."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from shardam_proto.v1 import cut_pb2 as _cut_pb2
 from shardam_proto.v1 import shard_pb2 as _shard_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -55,6 +56,26 @@ class ShardServiceStub:
     """Lists the workers: clients that send heartbeats; home only."""
     GetMetrics: _grpc.UnaryUnaryMultiCallable[_shard_pb2.GetMetricsRequest, _shard_pb2.GetMetricsResponse]
     """Returns the shard's metrics."""
+    Hold: _grpc.UnaryUnaryMultiCallable[_cut_pb2.HoldRequest, _cut_pb2.HoldResponse]
+    """Applies no more changes until released, or until the hold runs out, and tells the clients' last numbers; called by home
+    before a cut. A repeat with the same id lengthens the hold.
+    """
+    Advance: _grpc.UnaryUnaryMultiCallable[_cut_pb2.AdvanceRequest, _cut_pb2.AdvanceResponse]
+    """Applies changes up to the numbers that home names, and answers once all are applied. May be repeated."""
+    Cut: _grpc.UnaryUnaryMultiCallable[_cut_pb2.CutRequest, _cut_pb2.CutResponse]
+    """Cuts: begins to write the state of this moment to files, as a task. May be repeated."""
+    Release: _grpc.UnaryUnaryMultiCallable[_cut_pb2.ReleaseRequest, _cut_pb2.ReleaseResponse]
+    """Ends a hold: changes go on. May be repeated."""
+    CheckFiles: _grpc.UnaryUnaryMultiCallable[_cut_pb2.CheckFilesRequest, _cut_pb2.CheckFilesResponse]
+    """Begins to read and check the files that this shard would load of a checkpoint, as a task. May be repeated."""
+    AdoptPlan: _grpc.UnaryUnaryMultiCallable[_cut_pb2.AdoptPlanRequest, _cut_pb2.AdoptPlanResponse]
+    """Tells that the cluster has a new plan, which the shard finds in Redis, too: it takes the plan's state over, or ends so that
+    another process does. May be repeated.
+    """
+    GetTask: _grpc.UnaryUnaryMultiCallable[_cut_pb2.GetTaskRequest, _cut_pb2.GetTaskResponse]
+    """Describes a task."""
+    DropTask: _grpc.UnaryUnaryMultiCallable[_cut_pb2.DropTaskRequest, _cut_pb2.DropTaskResponse]
+    """Gives a task up, and removes what it has written. May be repeated; one that is not known is gone."""
 
 @_typing.type_check_only
 class ShardServiceAsyncStub(ShardServiceStub):
@@ -83,6 +104,26 @@ class ShardServiceAsyncStub(ShardServiceStub):
     """Lists the workers: clients that send heartbeats; home only."""
     GetMetrics: _aio.UnaryUnaryMultiCallable[_shard_pb2.GetMetricsRequest, _shard_pb2.GetMetricsResponse]  # type: ignore[assignment]
     """Returns the shard's metrics."""
+    Hold: _aio.UnaryUnaryMultiCallable[_cut_pb2.HoldRequest, _cut_pb2.HoldResponse]  # type: ignore[assignment]
+    """Applies no more changes until released, or until the hold runs out, and tells the clients' last numbers; called by home
+    before a cut. A repeat with the same id lengthens the hold.
+    """
+    Advance: _aio.UnaryUnaryMultiCallable[_cut_pb2.AdvanceRequest, _cut_pb2.AdvanceResponse]  # type: ignore[assignment]
+    """Applies changes up to the numbers that home names, and answers once all are applied. May be repeated."""
+    Cut: _aio.UnaryUnaryMultiCallable[_cut_pb2.CutRequest, _cut_pb2.CutResponse]  # type: ignore[assignment]
+    """Cuts: begins to write the state of this moment to files, as a task. May be repeated."""
+    Release: _aio.UnaryUnaryMultiCallable[_cut_pb2.ReleaseRequest, _cut_pb2.ReleaseResponse]  # type: ignore[assignment]
+    """Ends a hold: changes go on. May be repeated."""
+    CheckFiles: _aio.UnaryUnaryMultiCallable[_cut_pb2.CheckFilesRequest, _cut_pb2.CheckFilesResponse]  # type: ignore[assignment]
+    """Begins to read and check the files that this shard would load of a checkpoint, as a task. May be repeated."""
+    AdoptPlan: _aio.UnaryUnaryMultiCallable[_cut_pb2.AdoptPlanRequest, _cut_pb2.AdoptPlanResponse]  # type: ignore[assignment]
+    """Tells that the cluster has a new plan, which the shard finds in Redis, too: it takes the plan's state over, or ends so that
+    another process does. May be repeated.
+    """
+    GetTask: _aio.UnaryUnaryMultiCallable[_cut_pb2.GetTaskRequest, _cut_pb2.GetTaskResponse]  # type: ignore[assignment]
+    """Describes a task."""
+    DropTask: _aio.UnaryUnaryMultiCallable[_cut_pb2.DropTaskRequest, _cut_pb2.DropTaskResponse]  # type: ignore[assignment]
+    """Gives a task up, and removes what it has written. May be repeated; one that is not known is gone."""
 
 class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
     """One shard process."""
@@ -168,5 +209,73 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.GetMetricsResponse, _abc.Awaitable[_shard_pb2.GetMetricsResponse]]:
         """Returns the shard's metrics."""
+
+    @_abc_1.abstractmethod
+    def Hold(
+        self,
+        request: _cut_pb2.HoldRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cut_pb2.HoldResponse, _abc.Awaitable[_cut_pb2.HoldResponse]]:
+        """Applies no more changes until released, or until the hold runs out, and tells the clients' last numbers; called by home
+        before a cut. A repeat with the same id lengthens the hold.
+        """
+
+    @_abc_1.abstractmethod
+    def Advance(
+        self,
+        request: _cut_pb2.AdvanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cut_pb2.AdvanceResponse, _abc.Awaitable[_cut_pb2.AdvanceResponse]]:
+        """Applies changes up to the numbers that home names, and answers once all are applied. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def Cut(
+        self,
+        request: _cut_pb2.CutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cut_pb2.CutResponse, _abc.Awaitable[_cut_pb2.CutResponse]]:
+        """Cuts: begins to write the state of this moment to files, as a task. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def Release(
+        self,
+        request: _cut_pb2.ReleaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cut_pb2.ReleaseResponse, _abc.Awaitable[_cut_pb2.ReleaseResponse]]:
+        """Ends a hold: changes go on. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def CheckFiles(
+        self,
+        request: _cut_pb2.CheckFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cut_pb2.CheckFilesResponse, _abc.Awaitable[_cut_pb2.CheckFilesResponse]]:
+        """Begins to read and check the files that this shard would load of a checkpoint, as a task. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def AdoptPlan(
+        self,
+        request: _cut_pb2.AdoptPlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cut_pb2.AdoptPlanResponse, _abc.Awaitable[_cut_pb2.AdoptPlanResponse]]:
+        """Tells that the cluster has a new plan, which the shard finds in Redis, too: it takes the plan's state over, or ends so that
+        another process does. May be repeated.
+        """
+
+    @_abc_1.abstractmethod
+    def GetTask(
+        self,
+        request: _cut_pb2.GetTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cut_pb2.GetTaskResponse, _abc.Awaitable[_cut_pb2.GetTaskResponse]]:
+        """Describes a task."""
+
+    @_abc_1.abstractmethod
+    def DropTask(
+        self,
+        request: _cut_pb2.DropTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cut_pb2.DropTaskResponse, _abc.Awaitable[_cut_pb2.DropTaskResponse]]:
+        """Gives a task up, and removes what it has written. May be repeated; one that is not known is gone."""
 
 def add_ShardServiceServicer_to_server(servicer: ShardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

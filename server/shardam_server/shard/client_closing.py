@@ -187,7 +187,7 @@ class ClientClosing:
         client_id, first, last = closing.client_id, min(numbers), max(numbers)
         try:
             if index == HOME:
-                await self._shard.change(lambda: settle_here(self._shard.state, client_id, numbers.items()))
+                await self._shard.change_now(lambda: settle_here(self._shard.state, client_id, numbers.items()))
             else:
                 await self._calls.settle_client(self._directory.entry(index), client_id, closed_numbers(numbers))
         except ShardamError:

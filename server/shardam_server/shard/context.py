@@ -12,7 +12,9 @@ from typing import TypeVar
 from shardam_proto.errors import ShardLost, ShardNotReady
 from shardam_proto.registry import lost_shard_problem
 from shardam_proto.v1 import common_pb2, shard_pb2
+from shardam_server.shard.checkpoints.tasks import Tasks
 from shardam_server.shard.groups.waits import StepWaits
+from shardam_server.shard.holding import Holding, Mark
 from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.kept_state import KeptState
 from shardam_server.shard.metrics import ShardMetrics
@@ -50,6 +52,8 @@ class ShardContext:
         pid: process id on its host.
         started: time.monotonic() at start.
         waits: requests of groups' members that wait.
+        holding: holds changes back while a checkpoint is cut.
+        tasks: work for checkpoints that goes on beside changes.
     """
 
     identity: ShardIdentity
@@ -69,6 +73,8 @@ class ShardContext:
     pid: int = dataclasses.field(default_factory=os.getpid)
     started: float = dataclasses.field(default_factory=time.monotonic)
     waits: StepWaits = dataclasses.field(init=False)
+    holding: Holding = dataclasses.field(default_factory=Holding)
+    tasks: Tasks = dataclasses.field(default_factory=Tasks)
 
     def __post_init__(self) -> None:
         """Has requests wait for what happens to this state."""
@@ -79,8 +85,10 @@ class ShardContext:
         """What a LOST shard answers."""
         return self.lost_because or lost_shard_problem(self.identity.index)
 
-    def submit(self, apply: Callable[[], T], num_bytes: int = 0) -> asyncio.Future[T]:
+    def submit(self, apply: Callable[[], T], num_bytes: int = 0, mark: Mark | None = None) -> asyncio.Future[T]:
         """Puts a change behind all that came before it; it runs whatever becomes of the future, which is for `settle`.
+
+        While changes are held back it waits for its release first.
 
         The future raises ShardNotReady where the shard overslept its lease, ShardLost where it has not the state that the
         change is meant for, and what apply raises; nothing was changed then.
@@ -88,7 +96,12 @@ class ShardContext:
         Args:
             apply: the change.
             num_bytes: what it holds in memory until it has run.
+            mark: its client and number, if it has one.
         """
+        return self.holding.run(lambda: self.submit_now(apply, num_bytes), mark, num_bytes)
+
+    def submit_now(self, apply: Callable[[], T], num_bytes: int = 0) -> asyncio.Future[T]:
+        """Submits what a hold does not stop: it changes nothing that a cut has, or brings this shard to where others are."""
 
         def guarded() -> T:
             self.tenure.check()  # time may have passed in the queue
@@ -110,13 +123,21 @@ class ShardContext:
         await self.state.journal.durable()
         return result
 
-    async def change(self, apply: Callable[[], T], num_bytes: int = 0) -> T:
+    async def change(self, apply: Callable[[], T], num_bytes: int = 0, mark: Mark | None = None) -> T:
         """Submits a change and settles it.
 
         Raises:
             ShardamError: as settle.
         """
-        return await self.settle(self.submit(apply, num_bytes))
+        return await self.settle(self.submit(apply, num_bytes, mark))
+
+    async def change_now(self, apply: Callable[[], T]) -> T:
+        """Submits what a hold does not stop, and settles it.
+
+        Raises:
+            ShardamError: as settle.
+        """
+        return await self.settle(self.submit_now(apply))
 
     @property
     def serving_state(self) -> shard_pb2.ServingState.ValueType:

@@ -13,7 +13,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from shardam_proto.channels import TOKEN_KEY
-from shardam_proto.errors import DETAILS_KEY, BadOption, BadToken, ShardamError, pack_status
+from shardam_proto.error_details import DETAILS_KEY, pack_status
+from shardam_proto.errors import BadOption, BadToken, ShardamError
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.metrics import ShardMetrics
 from shardam_server.shard.turns import Turns

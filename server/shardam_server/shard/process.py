@@ -270,6 +270,7 @@ class ShardProcess:
         shard = self._shard
         registered = self._membership.registered and not shard.tenure.fenced
         shard.serving = shard_pb2.SERVING_STATE_DRAINING
+        shard.holding.release(shard.holding.hold_id)
         shard.streams.drain()
         logger.info("drains: no new calls, %d changes to finish", shard.sequencer.queue_depth)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import redis
 
 from shardam_proto.channels import TOKEN_KEY
-from shardam_proto.errors import DETAILS_KEY, BadToken, ShardamError, ShardLost, ShardNotReady, UnknownTable, pack_status
+from shardam_proto.error_details import DETAILS_KEY, pack_status
+from shardam_proto.errors import BadToken, ShardamError, ShardLost, ShardNotReady, UnknownTable
 from shardam_proto.limits import SERVER_OPTIONS
 from shardam_proto.registry import ClusterEntry, ClusterView, Keys, ShardEntry, route_map_to_json
 from shardam_proto.routing import RouteMap

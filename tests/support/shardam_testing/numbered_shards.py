@@ -12,7 +12,8 @@ from concurrent import futures
 import grpc
 import numpy as np
 
-from shardam_proto.errors import DETAILS_KEY, EtagMismatch, ShardamError, StaleState, UnknownTable, pack_status
+from shardam_proto.error_details import DETAILS_KEY, pack_status
+from shardam_proto.errors import EtagMismatch, ShardamError, StaleState, UnknownTable
 from shardam_proto.limits import PROTOCOL_VERSION, SERVER_OPTIONS
 from shardam_proto.registry import ClusterEntry, ClusterView, ShardEntry
 from shardam_proto.routing import RouteMap

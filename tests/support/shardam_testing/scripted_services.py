@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from shardam_proto.errors import DETAILS_KEY, ClientClosed, ShardamError, StaleState, pack_status
+from shardam_proto.error_details import DETAILS_KEY, pack_status
+from shardam_proto.errors import ClientClosed, ShardamError, StaleState
 from shardam_proto.limits import PROTOCOL_VERSION
 from shardam_proto.v1 import embedding_pb2, embedding_pb2_grpc, row_pb2_grpc
 from shardam_testing.scripted_streams import BrokenConnection, ScriptedStream

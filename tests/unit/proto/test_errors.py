@@ -6,7 +6,8 @@ import grpc
 import pytest
 
 from shardam_proto import errors
-from shardam_proto.errors import DETAILS_KEY, REASONS, ShardamError, ShardLost, make_error, pack_status, unpack_error
+from shardam_proto.error_details import DETAILS_KEY, pack_status, unpack_error
+from shardam_proto.errors import REASONS, ShardamError, ShardLost, make_error
 
 
 class FailedCall(grpc.RpcError):
@@ -44,7 +45,8 @@ def test_a_reason_of_a_newer_version_is_named_and_not_lost() -> None:
 
 def test_http_status_follows_from_the_code_but_for_the_exceptions_the_protocol_lists() -> None:
     overridden = {reason: rule.http_status for reason, rule in REASONS.items() if rule.http_status_override is not None}
-    assert overridden == {"TOO_MANY_IDS": 413, "MESSAGE_TOO_LARGE": 413, "ETAG_MISMATCH": 412}
+    of_sizes = {"TOO_MANY_IDS": 413, "MESSAGE_TOO_LARGE": 413}
+    assert overridden == {**of_sizes, "ETAG_MISMATCH": 412, "CHECKPOINT_MISMATCH": 409, "CHECKPOINT_RUNNING": 409}
     assert REASONS["ID_OUT_OF_RANGE"].http_status == 400
     assert REASONS["NOT_READY"].http_status == 503
 

@@ -12,6 +12,7 @@ from shardam_proto.v1 import embedding_pb2, embedding_pb2_grpc
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.home import HomeGroups
+from shardam_server.shard.holding import mark_of
 from shardam_server.shard.services import client_life
 from shardam_server.shard.services.exchange import ExchangeStream, ExchangeWork
 from shardam_server.shard.services.pulls import Pulls
@@ -86,7 +87,9 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         """Applies one part of an optimizer step."""
         self._shard.check_serving(request.header)
         self._shard.sequencer.check_room()
-        return await self._shard.change(lambda: self._pushes.apply(PushPart.of_message(request)), request.ByteSize())
+        return await self._shard.change(
+            lambda: self._pushes.apply(PushPart.of_message(request)), request.ByteSize(), mark_of(request.header)
+        )
 
     async def CloseNumber(  # noqa: N802 - the service's name
         self,
@@ -96,7 +99,7 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         """Uses a number up without applying its change here."""
         self._shard.check_serving(request.header)
         self._shard.sequencer.check_room()
-        return await self._shard.change(lambda: self._pushes.close_number(request), request.ByteSize())
+        return await self._shard.change(lambda: self._pushes.close_number(request), request.ByteSize(), mark_of(request.header))
 
     async def Exchange(  # type: ignore[override]  # noqa: N802 - the service's name; the stubs know only generators
         self,

@@ -227,7 +227,7 @@ class ExchangeStream:
             held = dataclasses.replace(asked, held_bytes=num_bytes)
             self._start(held, self._order.parked_change(header, apply, num_bytes))
         else:
-            self._start(asked, self._order.change(apply, num_bytes))
+            self._start(asked, self._order.change(header, apply, num_bytes))
 
     def _pull(self, request: embedding_pb2.PullRequest) -> Answer:
         """Lets a pull read once it may, within its budget."""

@@ -13,6 +13,7 @@ from shardam_proto.errors import ShardUnreachable
 from shardam_proto.v1 import common_pb2, embedding_pb2
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.waits import Passage, PassageOf, change_passage, pull_passage
+from shardam_server.shard.holding import mark_of
 
 Answer = Callable[[], Awaitable[embedding_pb2.ExchangeResponse | bytes]]
 """Waits for a request's answer, encoded or not."""
@@ -40,14 +41,15 @@ class StreamOrder:
         behind = self._last_parked is not None and not self._last_parked.done()
         return behind or change_passage(self._shard.state, header) is None
 
-    def change(self, apply: Apply, num_bytes: int) -> Answer:
+    def change(self, header: common_pb2.RequestHeader, apply: Apply, num_bytes: int) -> Answer:
         """Gives a change its place in the order of all; from here on it is applied whatever becomes of the stream.
 
         Args:
+            header: its header.
             apply: the change.
             num_bytes: what it holds in memory.
         """
-        applied = self._last_change = self._shard.submit(apply, num_bytes)
+        applied = self._last_change = self._shard.submit(apply, num_bytes, mark_of(header))
         return lambda: self._shard.settle(applied)
 
     def parked_change(self, header: common_pb2.RequestHeader, apply: Apply, num_bytes: int) -> Answer:
@@ -66,7 +68,7 @@ class StreamOrder:
                 async with within_budget(header, "a change", "was not taken; send it again"):
                     await self._parked(header, change_passage, before)
                     await self._shard.sequencer.wait_for_room()
-                return await self._shard.settle(self._shard.submit(apply, num_bytes))
+                return await self._shard.settle(self._shard.submit(apply, num_bytes, mark_of(header)))
             finally:
                 ended.set_result(None)
 

@@ -18,7 +18,7 @@ async def update(shard: ShardContext, request: shard_pb2.UpdateGroupRequest) -> 
         ShardamError: the step cannot be carried out, or it cannot be recorded; home repeats the call.
     """
     shard.check_serving(request.header)
-    await shard.change(lambda: update_here(shard.state, request))
+    await shard.change_now(lambda: update_here(shard.state, request))
     entry = shard.state.groups.find(request.group.name)
     return shard_pb2.UpdateGroupResponse(
         header=shard.header(request.header),
@@ -35,7 +35,7 @@ async def check(shard: ShardContext, request: shard_pb2.CheckStepRequest) -> sha
     """
     shard.check_serving(request.header)
     decision = decode_decision(request.decision)
-    refusal = await shard.change(lambda: check_here(shard.state, decision))
+    refusal = await shard.change_now(lambda: check_here(shard.state, decision))
     return shard_pb2.CheckStepResponse(header=shard.header(request.header), refusal=encode_refusal(refusal))
 
 

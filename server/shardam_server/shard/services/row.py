@@ -9,6 +9,7 @@ from shardam_proto.errors import BadOption
 from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_SCAN_ROWS
 from shardam_proto.v1 import common_pb2, row_pb2, row_pb2_grpc
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.holding import mark_of
 from shardam_server.shard.reads import read_tables
 from shardam_server.shard.services.decoding import FLOAT_BYTES, check_owned, decode_ids, encode
 from shardam_server.shard.services.row_changes import RowChanges
@@ -78,7 +79,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
     ) -> row_pb2.AssignRowsResponse:
         """Writes rows."""
         self._check_change(request.header)
-        return await self._shard.change(lambda: self._changes.assign(request), request.ByteSize())
+        return await self._shard.change(lambda: self._changes.assign(request), request.ByteSize(), mark_of(request.header))
 
     async def DeleteRows(  # noqa: N802 - the service's name
         self,
@@ -87,7 +88,7 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
     ) -> row_pb2.DeleteRowsResponse:
         """Deletes rows."""
         self._check_change(request.header)
-        return await self._shard.change(lambda: self._changes.delete(request), request.ByteSize())
+        return await self._shard.change(lambda: self._changes.delete(request), request.ByteSize(), mark_of(request.header))
 
     async def ClearMoments(  # noqa: N802 - the service's name
         self,
@@ -96,7 +97,9 @@ class RowServicer(row_pb2_grpc.RowServiceServicer):
     ) -> row_pb2.ClearMomentsResponse:
         """Sets moments to zero."""
         self._check_change(request.header)
-        return await self._shard.change(lambda: self._changes.clear_moments(request), request.ByteSize())
+        return await self._shard.change(
+            lambda: self._changes.clear_moments(request), request.ByteSize(), mark_of(request.header)
+        )
 
     def _check_change(self, header: common_pb2.RequestHeader) -> None:
         self._shard.check_serving(header)

@@ -134,7 +134,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         shard = self._shard
         shard.check_serving(request.header)
         numbers = [(closed.number, tuple(closed.table_ids)) for closed in request.numbers]
-        await shard.change(lambda: settle_here(shard.state, request.client_id, numbers, settled=request.settled))
+        await shard.change_now(lambda: settle_here(shard.state, request.client_id, numbers, settled=request.settled))
         return shard_pb2.SettleClientResponse(header=shard.header(request.header))
 
     async def UpdateGroup(  # noqa: N802 - the service's name

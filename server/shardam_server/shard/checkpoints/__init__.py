@@ -1,0 +1,1 @@
+"""Checkpoints: cut on all shards at once, written beside changes, loaded by any number of shards."""
