@@ -11,9 +11,10 @@ import numpy as np
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.registry import Plan
 from shardam_proto.routing import RouteMap
-from shardam_proto.schema import TableSpec
+from shardam_proto.schema import Constant, TableSpec
 from shardam_proto.v1 import common_pb2, journal_pb2
 from shardam_server.shard.checkpoints.catalogue import Catalogue
+from shardam_server.shard.checkpoints.checking import CheckFiles
 from shardam_server.shard.checkpoints.file_messages import decode_shard
 from shardam_server.shard.checkpoints.loading import load
 from shardam_server.shard.checkpoints.manifest import CheckpointFile, Manifest, ShardFiles, StoredTable
@@ -31,8 +32,21 @@ CLUSTER_ID = "c0ffee"
 CHECKPOINT_ID = 2**62 + 5
 SEED = 77
 
-TableRows = dict[str, dict[int, tuple[object, ...]]]
-"""Table -> id -> bits of the row's components and its counters."""
+SPECS = (
+    TableSpec("words", 3),
+    TableSpec("users", 4, dtype="bfloat16", step="row", num_embeddings=40, padding_idx=0),
+    TableSpec("items", 2, dtype="float16"),
+    TableSpec("empty", 1, init=Constant(0.5)),
+)
+
+IDS = [0, 1, -1, 2**62, -(2**63), *range(5, 40)]
+USERS = list(range(40))
+
+RowBits = tuple[bytes, bytes, bytes, int, int]
+"""A row's weight, exp_avg and exp_avg_sq, its own step and the last step that touched it."""
+
+TableRows = dict[str, dict[int, RowBits]]
+"""Table -> id -> row."""
 
 
 class CopiedCut:
@@ -94,8 +108,9 @@ def rows_of(states: Sequence[ShardState]) -> TableRows:
             columns = [table.storage.read(name, slots) for name in ("weight", "exp_avg", "exp_avg_sq")]
             for place, row_id in enumerate(row_ids.tolist()):
                 assert row_id not in rows[table.spec.name], "a row is on two shards"
-                floats = [column[place].tobytes() for column in columns]
-                rows[table.spec.name][row_id] = (*floats, int(counters.row_step[place]), int(counters.touched_step[place]))
+                weight, exp_avg, exp_avg_sq = (column[place].tobytes() for column in columns)
+                steps = int(counters.row_step[place]), int(counters.touched_step[place])
+                rows[table.spec.name][row_id] = (weight, exp_avg, exp_avg_sq, *steps)
     return rows
 
 
@@ -116,9 +131,7 @@ def manifest_of(name: str, states: Sequence[ShardState], shards: Sequence[ShardF
     tables = []
     for table in states[0].tables():
         num_rows = sum(one.num_rows for state in states for one in state.tables() if one.table_id == table.table_id)
-        tables.append(
-            StoredTable(table.spec, table.table_id, table.table_seed, table.step, num_rows, table.last_options)
-        )
+        tables.append(StoredTable(table.spec, table.table_id, table.table_seed, table.step, num_rows, table.last_options))
     clients = {client_id: entry.last_number for client_id, entry in states[0].clients if not entry.is_over}
     return Manifest(
         name=name,
@@ -158,9 +171,7 @@ def make_plan(manifest: Manifest, num_shards: int) -> Plan:
     return Plan("p1", 2, 1, num_shards, manifest.seed, folder, manifest.checkpoint_id, load=names)
 
 
-def restore(
-    manifest: Manifest, folder: Path, plan: Plan, device: Device = CPU
-) -> list[ShardState]:
+def restore(manifest: Manifest, folder: Path, plan: Plan, device: Device = CPU) -> list[ShardState]:
     """Loads a checkpoint into empty states, one for each shard of the plan."""
     states = [ShardState(device) for _ in range(plan.num_shards)]
     for index, state in enumerate(states):
@@ -173,3 +184,22 @@ def with_files(manifest: Manifest, index: int, files: Sequence[CheckpointFile]) 
     shards = list(manifest.shards)
     shards[index] = dataclasses.replace(shards[index], files=tuple(files))
     return dataclasses.replace(manifest, shards=tuple(shards))
+
+
+def trained(num_shards: int) -> list[ShardState]:
+    """A cluster with rows of all tables but one."""
+    states = make_states(SPECS, num_shards)
+    for seed in range(3):
+        push_rows(states, "words", IDS[seed:], seed)
+        push_rows(states, "users", USERS[seed * 5 :], seed)
+        push_rows(states, "items", IDS[: 30 + seed], seed)
+    return states
+
+
+def check(root: Path, folder: Path, num_shards: int) -> None:
+    """Checks all files as so many shards would."""
+    relative = folder.relative_to(root).as_posix()
+    for index in range(num_shards):
+        progress = Progress()
+        CheckFiles(root, relative, index, num_shards).run(progress)
+        assert progress.done_bytes == progress.total_bytes

@@ -105,7 +105,9 @@ def test_no_manifest_is_written_for_a_part_that_home_does_not_see(catalogue: Cat
     states, folder = trained(2), catalogue.new_folder("one")
     shards = [write_shard(root, folder, state, index, 2) for index, state in enumerate(states)]
     (folder / "shard-1-of-2-000.rows").unlink()
-    with pytest.raises(CheckpointDamaged, match=r"shard-1-of-2-000.rows is damaged: it is missing.*shard 1 wrote it on host host-a"):
+    with pytest.raises(
+        CheckpointDamaged, match=r"shard-1-of-2-000.rows is damaged: it is missing.*shard 1 wrote it on host host-a"
+    ):
         catalogue.complete(manifest_of("one", states, shards))
     assert not (folder / MANIFEST).exists()
 
@@ -136,13 +138,13 @@ def test_a_manifest_is_written_once(catalogue: Catalogue, root: Path) -> None:
 
 def test_a_folder_is_made_once_and_says_so(catalogue: Catalogue) -> None:
     assert catalogue.new_folder("one").name == "one"
-    with pytest.raises(BadOption, match="'one'.*choose another name"):
+    with pytest.raises(BadOption, match=r"'one'.*choose another name"):
         catalogue.new_folder("one")
 
 
 @pytest.mark.parametrize("name", ["latest", "20261130T144426-0001", "../x", "a/b", ".hidden", "x" * 129, "a\0b"])
 def test_some_names_cannot_be_given(catalogue: Catalogue, name: str) -> None:
-    with pytest.raises(BadOption, match="name|latest"):
+    with pytest.raises(BadOption, match=r"name|latest"):
         catalogue.new_folder(name)
     assert list(catalogue.names()) == []
 

@@ -240,7 +240,7 @@ def test_an_older_arithmetic_is_read_and_needs_to_be_accepted(monkeypatch: pytes
     monkeypatch.setattr(manifest_module, "ARITHMETIC_VERSION", 2)
     manifest = Manifest.from_json(text, PATH)
     assert manifest.arithmetic == 1
-    with pytest.raises(VersionMismatch, match="arithmetic version 1, this shardam has 2.*--accept-arithmetic-change"):
+    with pytest.raises(VersionMismatch, match=r"arithmetic version 1, this shardam has 2.*--accept-arithmetic-change"):
         manifest.check_arithmetic()
     manifest.check_arithmetic(accept=True)
 
