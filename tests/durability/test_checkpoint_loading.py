@@ -192,7 +192,7 @@ def test_counters_count_once_over_all_shards(tmp_path: Path) -> None:
     states = trained(3)
     for state in states:
         find(state, "words").nonfinite_pushes = 2
-        find(state, "items").storage.restore_saturated(5)
+        find(state, "items").storage.finish_restore(5)
     manifest, folder = save(tmp_path, states)
     for loaded in (1, 2, 3, 4):
         found = restore(manifest, folder, make_plan(manifest, loaded))
