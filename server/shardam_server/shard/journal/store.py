@@ -20,7 +20,6 @@ from pathlib import Path
 
 from shardam_proto.registry import ClusterEntry
 from shardam_proto.v1 import shard_pb2
-from shardam_server.shard.journal.base_copy import copy_state
 from shardam_server.shard.journal.base_file import write_base
 from shardam_server.shard.journal.base_writer import CHECK_S, BaseCopy, BaseReport, BaseWriter
 from shardam_server.shard.journal.current import UNFINISHED, Current
@@ -33,6 +32,7 @@ from shardam_server.shard.journal.journal_file import CutBackFailed, JournalFile
 from shardam_server.shard.journal.options import JournalOptions
 from shardam_server.shard.journal.reader import holds_nothing
 from shardam_server.shard.journal.recovery import Recovery, recover
+from shardam_server.shard.snapshots import Snapshot
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import MakeRecords
 
@@ -244,11 +244,14 @@ class StateStore:
 
     def _write_first_base(self, name: str, current: Current, state: ShardState) -> None:
         file = self._folder.create_file(name)
+        snapshot = Snapshot(state)
         try:
-            write_base(file, current, copy_state(state))
+            write_base(file, current, snapshot)
         except (OSError, CutBackFailed) as error:
             self._folder.discard(file)
             raise error if isinstance(error, OSError) else OSError(str(error)) from error
+        finally:
+            snapshot.close()
         file.close()
 
     def give_up(self) -> None:
