@@ -220,8 +220,8 @@ def _check_one_root(root_ids: Sequence[str]) -> None:
     others = [index for index, root_id in enumerate(root_ids) if root_id != root_ids[0]]
     if others:
         raise BadOption(
-            f"shards {others} have another folder for checkpoints than shard 0: give all the same --checkpoint-dir, on a volume "
-            "that their hosts share"
+            f"shards {others} have another folder for checkpoints than shard 0: give all the same --checkpoint-dir, on a "
+            "volume that their hosts share"
         )
 
 

@@ -18,7 +18,7 @@ from shardam_server.shard.checkpoints.collective import Gathering
 from shardam_server.shard.checkpoints.creation import Creation, Terms
 from shardam_server.shard.checkpoints.cutting import Cutting
 from shardam_server.shard.checkpoints.extras import Extras
-from shardam_server.shard.checkpoints.jobs import Job, Jobs
+from shardam_server.shard.checkpoints.jobs import Job, Jobs, ReportProgress
 from shardam_server.shard.checkpoints.tasks import Progress
 from shardam_server.shard.context import ShardContext
 
@@ -41,10 +41,6 @@ class Schedule:
 
     every_s: float
     step_timeout_s: float
-
-
-ReportProgress = Callable[[int, int, str], None]
-"""Is told bytes done, bytes there will be, and what is done."""
 
 
 class Restores(Protocol):
