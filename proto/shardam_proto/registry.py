@@ -59,6 +59,11 @@ class Keys:
         return f"shardam:{self.cluster}:plan"
 
     @property
+    def move(self) -> str:
+        """String: id of the final hold under which a move to other shards may be decided; gone once a shard goes on instead."""
+        return f"shardam:{self.cluster}:move"
+
+    @property
     def lineages(self) -> str:
         """Hash: shard index -> lineage of the state that it serves, to notice a shard that comes back without it."""
         return f"shardam:{self.cluster}:lineages"

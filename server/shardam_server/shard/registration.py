@@ -21,6 +21,7 @@ from shardam_proto.registry import (
     ClusterEntry,
     ClusterView,
     Keys,
+    Plan,
     ShardEntry,
     connect_redis,
     display_url,
@@ -32,7 +33,7 @@ from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
 from shardam_server.redis_errors import redis_unreachable
 from shardam_server.shard.known_lineages import HighMark
-from shardam_server.shard.registry_scripts import CLAIM, PUBLISH_CLUSTER, PUBLISH_MAP, RELEASE, REPLACE_LINEAGE
+from shardam_server.shard.registry_scripts import CLAIM, END_MOVE, PUBLISH_CLUSTER, PUBLISH_MAP, RELEASE, REPLACE_LINEAGE
 
 
 class Lease(enum.Enum):
@@ -255,6 +256,19 @@ class Registration:
                 str(lineage),
             )
         return bool(done)
+
+    # -- a move to other shards
+
+    def allow_move(self, hold_id: int) -> None:
+        """Allows to decide a plan under a final hold, until a shard goes on instead."""
+        with self._reaching():
+            self._redis.set(self.keys.move, str(hold_id))
+
+    def end_move(self, hold_id: int) -> Plan | None:
+        """Has no plan decided any more under a final hold; returns the last plan that was decided."""
+        with self._reaching():
+            value = cast(bytes, self._redis.eval(END_MOVE, 2, self.keys.move, self.keys.plan, str(hold_id)))
+            return Plan.from_json(value) if value else None
 
     # -- tables
 
