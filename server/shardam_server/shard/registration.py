@@ -35,6 +35,9 @@ from shardam_server.redis_errors import redis_unreachable
 from shardam_server.shard.known_lineages import HighMark
 from shardam_server.shard.registry_scripts import CLAIM, END_MOVE, PUBLISH_CLUSTER, PUBLISH_MAP, RELEASE, REPLACE_LINEAGE
 
+MOVE_ALLOWED_S = 3600
+"""What allows a move goes by itself, should nobody end it; it is decided within a second."""
+
 
 class Lease(enum.Enum):
     """What Redis says to a claim of a shard's name."""
@@ -259,15 +262,21 @@ class Registration:
 
     # -- a move to other shards
 
-    def allow_move(self, hold_id: int) -> None:
-        """Allows to decide a plan under a final hold, until a shard goes on instead."""
+    def allow_move(self, hold_id: int, incarnations: Sequence[int]) -> None:
+        """Allows to decide a plan under a final hold, until a shard goes on instead.
+
+        Args:
+            hold_id: the hold.
+            incarnations: the processes that are cut, by shard; once another one has a name there is nothing to decide.
+        """
+        texts = [_incarnation_text(incarnation) for incarnation in incarnations]
         with self._reaching():
-            self._redis.set(self.keys.move, str(hold_id))
+            self._redis.set(self.keys.move(hold_id), json.dumps(texts), ex=MOVE_ALLOWED_S)
 
     def end_move(self, hold_id: int) -> Plan | None:
         """Has no plan decided any more under a final hold; returns the last plan that was decided."""
         with self._reaching():
-            value = cast(bytes, self._redis.eval(END_MOVE, 2, self.keys.move, self.keys.plan, str(hold_id)))
+            value = cast(bytes, self._redis.eval(END_MOVE, 2, self.keys.move(hold_id), self.keys.plan))
             return Plan.from_json(value) if value else None
 
     # -- tables

@@ -78,10 +78,10 @@ return 1
 """Replaces a shard's lineage by a new one if this incarnation holds its name and nobody else has replaced it."""
 
 END_MOVE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+redis.call('DEL', KEYS[1])
 return redis.call('GET', KEYS[2]) or ''
 """
 """Has no plan decided any more under a final hold, and returns the last plan that was decided, or nothing.
 
-KEYS: move, plan. ARGV: 1 the hold's id.
+KEYS: move, plan.
 """

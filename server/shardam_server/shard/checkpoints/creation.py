@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -86,7 +87,7 @@ class Creation:
         try:
             cut = await self._cut(job, terms, task_id)
             job.under_way.set()
-            shards = await self.written(job, cut)
+            shards = await self.written(job.advance, cut)
             await asyncio.to_thread(self.complete, name, cut, shards, terms.additions, group_step)
         except BaseException:
             await asyncio.shield(self._undo(name, task_id))
@@ -120,8 +121,14 @@ class Creation:
     def _relative(self, name: str) -> str:
         return f"{self._catalogue.cluster}/{name}"
 
-    async def written(self, job: Job, cut: CutResult) -> list[checkpoint_pb2.CheckpointShard]:
+    async def written(
+        self, report_progress: Callable[[int, int, str], None], cut: CutResult
+    ) -> list[checkpoint_pb2.CheckpointShard]:
         """Waits until all shards have written their files.
+
+        Args:
+            report_progress: is told bytes done, bytes there will be, and what is done.
+            cut: what they write.
 
         Raises:
             CheckpointFailed: one has not, and will not.
@@ -146,7 +153,7 @@ class Creation:
                     written[index] = answer.written
                 elif answer.state != job_pb2.JOB_STATE_RUNNING:
                     raise _not_written(index, answer)
-            job.advance(sum(one for one, _ in done.values()), sum(one for _, one in done.values()), "writes files")
+            report_progress(sum(one for one, _ in done.values()), sum(one for _, one in done.values()), "writes files")
             if len(written) == len(self._cuts.shards):
                 return [written[index] for index in sorted(written)]
             await asyncio.sleep(POLL_S)
