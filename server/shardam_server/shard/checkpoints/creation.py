@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from shardam_proto.v1 import checkpoint_pb2, common_pb2, cut_pb2, job_pb2
 from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.cutting import CutResult, Cutting, Tries
 from shardam_server.shard.checkpoints.extras import Extras
-from shardam_server.shard.checkpoints.jobs import Job
+from shardam_server.shard.checkpoints.jobs import Job, ReportProgress
 from shardam_server.shard.checkpoints.manifest import CheckpointFile, Manifest, ShardFiles, StoredTable
 from shardam_server.shard.identity import ShardIdentity, random_63_bits
 from shardam_server.shard.option_messages import decode_options
@@ -100,16 +99,16 @@ class Creation:
         self._catalogue.prepare()
         self._catalogue.remove_incomplete()
         self._extras.remove_old()
-        return self._catalogue.new_folder(name)
+        return self._catalogue.new_folder(name).name
 
     async def _cut(self, job: Job, terms: Terms, task_id: int) -> CutResult:
         """Cuts, as often as it takes."""
-        tries = Tries()
+        tries, folder = Tries(), self._catalogue.relative(self._catalogue.resolve(job.checkpoint))
         while True:
             job.attempts += 1
             job.phase = "brings all shards to the same changes"
             try:
-                result = await self._cutting.cut(self._relative(job.checkpoint), task_id, without=tries.without)
+                result = await self._cutting.cut(folder, task_id, without=tries.without)
             except ShardamError as error:
                 job.problem = error.message
                 await tries.wait_after(error)
@@ -118,17 +117,8 @@ class Creation:
                 terms.cut, job.problem = True, ""
                 return result
 
-    def _relative(self, name: str) -> str:
-        return f"{self._catalogue.cluster}/{name}"
-
-    async def written(
-        self, report_progress: Callable[[int, int, str], None], cut: CutResult
-    ) -> list[checkpoint_pb2.CheckpointShard]:
+    async def written(self, report_progress: ReportProgress, cut: CutResult) -> list[checkpoint_pb2.CheckpointShard]:
         """Waits until all shards have written their files.
-
-        Args:
-            report_progress: is told bytes done, bytes there will be, and what is done.
-            cut: what they write.
 
         Raises:
             CheckpointFailed: one has not, and will not.
@@ -183,7 +173,7 @@ class Creation:
             created_unix_s=cut.created_unix_s,
             seconds=time.time() - cut.created_unix_s,
             version=version("shardam"),
-            cluster_name=catalogue.cluster,
+            cluster_name=catalogue.folder.name,
             cluster_id=cluster.cluster_id,
             seed=cluster.seed,
             timeline=identity.timeline,
