@@ -109,7 +109,7 @@ class Interleaving:
         self.state = ShardState(device)
         self.state.install(make_tables(device))
         self.state.open_client(CLIENT)
-        self.num_kept = self.num_kept_half_way = self.num_refused = 0
+        self.num_kept_half_way = self.num_refused = 0
         self._device = device
         self._open: list[Copying] = []
         self._ways: dict[str, Callable[[np.random.Generator], object]] = {
@@ -137,9 +137,7 @@ class Interleaving:
         """Lets one thing happen."""
         before, half_way = self.state.snapshots.kept_bytes, any(copying.half_way for copying in self._open)
         self._ways[kind](np.random.default_rng(seed))
-        kept = self.state.snapshots.kept_bytes > before
-        self.num_kept += kept
-        self.num_kept_half_way += kept and half_way
+        self.num_kept_half_way += half_way and self.state.snapshots.kept_bytes > before
 
     def finish(self) -> None:
         """Copies and checks what is open, the newest first."""
