@@ -1,4 +1,4 @@
-"""`python -m shardam_testing.interpreted_snapshots`: snapshots of rows on interpreted GPU kernels give the rows of their cuts."""
+"""`python -m shardam_testing.interpreted_snapshots`: snapshots on interpreted GPU kernels give the rows of their cuts."""
 
 from __future__ import annotations
 
