@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -213,6 +214,16 @@ def test_an_end_of_any_kind_lets_changes_go_on(
     push(state, range(60))
     assert state.snapshots.kept_bytes == 0
     assert not state.table(1).storage.watchers
+
+
+def test_a_snapshot_that_nobody_holds_any_more_keeps_no_change_waiting(state: ShardState, applier: ThreadPoolExecutor) -> None:
+    snapshots_held = [Snapshot(state, limit_bytes=ROW_BYTES)]
+    push(state, range(40))
+    held = waiting(state, applier, lambda: push(state, range(50, 51)))
+    snapshots_held.clear()
+    gc.collect()
+    held.result(HANG_S)
+    assert state.snapshots.kept_bytes == 0
 
 
 def _fail(*_: object) -> None:
