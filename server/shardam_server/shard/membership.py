@@ -173,7 +173,11 @@ class Membership:
         identity, kept_change = self._shard.identity, self._kept_change()
         plan = identity.plan
         known = shared.plan
-        if plan is None or not self._is_ours(shared) or (known is not None and not plan.is_ahead_of(known.timeline, known.epoch)):
+        if (
+            plan is None
+            or not self._is_ours(shared)
+            or (known is not None and not plan.is_ahead_of(known.timeline, known.epoch))
+        ):
             return
         own = {identity.index: identity.lineage} if identity.lineage else {}
         marks = {} if kept_change is None or not own else {identity.index: HighMark(identity.lineage, kept_change)}

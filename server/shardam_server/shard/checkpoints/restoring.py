@@ -295,9 +295,7 @@ class Restoring:
 
 def _check_task(index: int, answer: cut_pb2.GetTaskResponse) -> None:
     if answer.state == job_pb2.JOB_STATE_FAILED:
-        raise make_error(
-            answer.reason or CheckpointDamaged.reason, f"shard {index}: {answer.problem}", {"shard": str(index)}
-        )
+        raise make_error(answer.reason or CheckpointDamaged.reason, f"shard {index}: {answer.problem}", {"shard": str(index)})
     if answer.state == job_pb2.JOB_STATE_UNSPECIFIED:
         raise ShardNotReady(f"shard {index} was started anew while it checked files; restore again")
 

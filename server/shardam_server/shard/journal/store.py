@@ -198,9 +198,7 @@ class StateStore:
         older_bytes = sum(path.stat().st_size for path in older)
         self._go_on(state, file, sequence, older_bytes, kept_change=state.change_number)
 
-    def begin(
-        self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState, plan: str = ""
-    ) -> None:
+    def begin(self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState, plan: str = "") -> None:
         """Starts a state of a new lineage; what the folder held before is given up, once the new one is whole.
 
         Args:
