@@ -83,9 +83,7 @@ class KeptState:
         if self._store is not None and self._store.current is not None:
             self._store.recover(state, make_records)
 
-    def begin(
-        self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState, plan: str = ""
-    ) -> None:
+    def begin(self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState, plan: str = "") -> None:
         """Starts with a state of a new lineage, as StateStore.begin; what the folder held before is given up.
 
         Raises:

@@ -28,9 +28,7 @@ class TableChoice:
     skipped: tuple[str, ...]
 
 
-def choose_tables(
-    manifest: Manifest, present: Mapping[str, TableSpec], options: checkpoint_pb2.RestoreOptions
-) -> TableChoice:
+def choose_tables(manifest: Manifest, present: Mapping[str, TableSpec], options: checkpoint_pb2.RestoreOptions) -> TableChoice:
     """Decides what becomes of each table.
 
     Args:

@@ -7,7 +7,8 @@
     ...; keeping.cancel(); sequencer.close(); store.close()
 
 `begin` and `resume` put the journal into the state; `give_up` ends it, and `begin` may follow once more. Nothing but LOCK is
-written before one of them, so that a process may look at a folder, learn that it must not go on from it, and leave it as it was.
+written before one of them, so that a process may look at a folder, learn that it must not go on from it, and leave it as it
+was.
 """
 
 from __future__ import annotations
@@ -198,9 +199,7 @@ class StateStore:
         older_bytes = sum(path.stat().st_size for path in older)
         self._go_on(state, file, sequence, older_bytes, kept_change=state.change_number)
 
-    def begin(
-        self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState, plan: str = ""
-    ) -> None:
+    def begin(self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState, plan: str = "") -> None:
         """Starts a state of a new lineage; what the folder held before is given up, once the new one is whole.
 
         Args:
