@@ -33,7 +33,19 @@ from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
 from shardam_server.redis_errors import redis_unreachable
 from shardam_server.shard.known_lineages import HighMark
-from shardam_server.shard.registry_scripts import CLAIM, PUBLISH_CLUSTER, PUBLISH_MAP, PUT_PLAN, RELEASE, REPLACE_LINEAGE
+from shardam_server.shard.registry_scripts import (
+    CLAIM,
+    DECIDE_MOVE,
+    END_MOVE,
+    PUBLISH_CLUSTER,
+    PUBLISH_MAP,
+    PUT_PLAN,
+    RELEASE,
+    REPLACE_LINEAGE,
+)
+
+MOVE_ALLOWED_S = 3600
+"""What allows a move goes by itself, should nobody end it; it is decided within a second."""
 
 
 class Lease(enum.Enum):
@@ -120,6 +132,7 @@ class PlanAnswer(enum.Enum):
     OTHER_CLUSTER = "other cluster"
     NAME_NOT_HELD = "name not held"
     OTHER_PLAN = "other plan"
+    NOT_ALLOWED = "a shard that was cut has gone on or was replaced"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,18 +312,27 @@ class Registration:
 
     def decide_plan(self, entry: PlanEntry, former: Plan | None, incarnation: int) -> PlanAnswer:
         """Decides a plan, if this incarnation is home and no other plan than the former one is there; may be repeated."""
-        return self._put_plan(entry, "" if former is None else former.to_json(), _incarnation_text(incarnation))
+        return self._put_plan(PUT_PLAN, entry, "" if former is None else former.to_json(), _incarnation_text(incarnation))
+
+    def decide_move(self, entry: PlanEntry, former: Plan | None, incarnation: int, hold_id: int, num_shards: int) -> PlanAnswer:
+        """Decides a plan as decide_plan does, if that is still allowed under a final hold of so many shards."""
+        moved = [self.keys.move(hold_id), *(self.keys.shard(index) for index in range(num_shards))]
+        former_text = "" if former is None else former.to_json()
+        return self._put_plan(DECIDE_MOVE, entry, former_text, _incarnation_text(incarnation), moved)
 
     def put_plan_back(self, entry: PlanEntry) -> PlanAnswer:
         """Writes a plan, and what holds since, where Redis has lost it."""
-        return self._put_plan(entry, "", "")
+        return self._put_plan(PUT_PLAN, entry, "", "")
 
-    def _put_plan(self, entry: PlanEntry, former: str, incarnation: str) -> PlanAnswer:
+    def _put_plan(
+        self, script: str, entry: PlanEntry, former: str, incarnation: str, more_keys: Sequence[str] = ()
+    ) -> PlanAnswer:
         names, plan = self.keys, entry.plan
-        keys = (names.cluster_entry, names.route_map, names.tables, names.lineages, names.marks, names.plan, names.shard(0))
+        states = (names.cluster_entry, names.route_map, names.tables, names.lineages, names.marks, names.plan)
+        keys = (*states, names.shard(0), *more_keys)
         with self._reaching():
             answer = self._redis.eval(
-                PUT_PLAN,
+                script,
                 len(keys),
                 *keys,
                 _cluster_text(entry.cluster.cluster_id),
@@ -327,7 +349,27 @@ class Registration:
                 *(str(number) for pair in entry.lineages.items() for number in pair),
                 *(text for index, mark in entry.marks.items() for text in (str(index), mark.to_text())),
             )
-        return PlanAnswer(cast(bytes, answer).decode())
+        text = cast(bytes, answer).decode()
+        return PlanAnswer.NOT_ALLOWED if text == "not allowed" else PlanAnswer(text)
+
+    # -- a move to other shards
+
+    def allow_move(self, hold_id: int, incarnations: Sequence[int]) -> None:
+        """Allows to decide a plan under a final hold, until a shard goes on instead.
+
+        Args:
+            hold_id: the hold.
+            incarnations: the processes that are cut, by shard; once another one has a name there is nothing to decide.
+        """
+        texts = [_incarnation_text(incarnation) for incarnation in incarnations]
+        with self._reaching():
+            self._redis.set(self.keys.move(hold_id), json.dumps(texts), ex=MOVE_ALLOWED_S)
+
+    def end_move(self, hold_id: int) -> Plan | None:
+        """Has no plan decided any more under a final hold; returns the last plan that was decided."""
+        with self._reaching():
+            value = cast(bytes, self._redis.eval(END_MOVE, 2, self.keys.move(hold_id), self.keys.plan))
+            return Plan.from_json(value) if value else None
 
     # -- tables
 

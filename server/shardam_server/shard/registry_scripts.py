@@ -123,3 +123,31 @@ in its entry or '': it is written again; 3 the former plan or ''; 4 the plan, 5 
 entry; 8 the map; 9 how many tables, 10 how many lineages; then pairs of table and schema, of index and lineage, of index and
 mark.
 """
+
+DECIDE_MOVE = (
+    """
+if redis.call('GET', KEYS[6]) ~= ARGV[4] then
+  local allowed = redis.call('GET', KEYS[8])
+  if not allowed then return 'not allowed' end
+  for i, incarnation in ipairs(cjson.decode(allowed)) do
+    local held = redis.call('GET', KEYS[8 + i])
+    if held and not string.find(held, incarnation, 1, true) then return 'not allowed' end
+  end
+end
+"""
+    + PUT_PLAN
+)
+"""Decides a plan that moves the state to other shards, as PUT_PLAN does, while that is allowed under a final hold and no shard
+that was cut has been replaced.
+
+KEYS: those of PUT_PLAN; 8 move, then all shards. ARGV: those of PUT_PLAN.
+"""
+
+END_MOVE = """
+redis.call('DEL', KEYS[1])
+return redis.call('GET', KEYS[2]) or ''
+"""
+"""Has no plan decided any more under a final hold, and returns the last plan that was decided, or nothing.
+
+KEYS: move, plan.
+"""
