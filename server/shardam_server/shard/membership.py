@@ -13,7 +13,8 @@ from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2, shard_pb2
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.known_lineages import HighMark, KnownLineages
-from shardam_server.shard.registration import Claim, Lease, PlanEntry, Registration, Shared, Standing
+from shardam_server.shard.registration import Claim, Lease, Registration, Standing
+from shardam_server.shard.shared_entries import PlanEntry, Shared
 from shardam_server.shard.table import table_from_info
 
 logger = logging.getLogger(__name__)
