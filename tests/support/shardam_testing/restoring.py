@@ -64,9 +64,7 @@ def begin_restore(
     shards: Shards, name: str, options: checkpoint_pb2.RestoreOptions | None = None, *, only_if_empty: bool = False
 ) -> job_pb2.Job:
     """Begins a restore, and returns its job."""
-    request = checkpoint_pb2.RestoreCheckpointRequest(
-        header=header(), name=name, options=options, only_if_empty=only_if_empty
-    )
+    request = checkpoint_pb2.RestoreCheckpointRequest(header=header(), name=name, options=options, only_if_empty=only_if_empty)
     with home_checkpoints(shards) as stub:
         return call(stub.RestoreCheckpoint, request, timeout_s=20.0, token=None, peer="home").job
 
