@@ -100,6 +100,20 @@ def test_a_shard_killed_after_the_decision_finishes_at_its_next_start(tmp_path: 
         assert table_state(shards, "t") == after
 
 
+def test_a_state_that_a_kill_has_made_useless_is_not_missed_after_the_decision(tmp_path: Path) -> None:
+    flags = {"data_dir": str(tmp_path / "state"), "checkpoint_dir": str(tmp_path / "checkpoints"), "journal": "off"}
+    with running_shards(tmp_path, 2, module=GATED, **flags) as shards:
+        (table,) = create(shards, TableSpec("t", 4))
+        train(shards, table)
+        saved = table_state(shards, "t")
+        name = make_checkpoint(shards)
+        with restore_at_the_gate(shards, name, tmp_path):
+            shards.processes[1].kill()  # what it had was in memory alone
+        wait_serving(shards, shards.start(1, **flags))
+        shards.wait_ready()
+        assert table_state(shards, "t") == saved
+
+
 def test_a_redis_emptied_after_the_decision_is_told_of_it_again(tmp_path: Path) -> None:
     with trained_shards(tmp_path, GATED) as (shards, _, name, saved):
         with restore_at_the_gate(shards, name, tmp_path):

@@ -221,7 +221,7 @@ class ShardProcess:
             ShardamError, CommandError: the shard cannot start.
         """
         shard = self._shard
-        await recover(shard, self._settings)
+        await recover(shard, self._settings, self._registration, lambda: self._make_state(shard.device))
         await self._check_checkpoint_folder()
         async with self._checkpoints.adoption.turn:
             await self._joining.register()
