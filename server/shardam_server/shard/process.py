@@ -190,6 +190,7 @@ class ShardProcess:
             make_state,
         )
         self._serving.when_serving = self._checkpoints.start
+        self._serving.when_moved = self._checkpoints.leaving.begin
         adopt = self._checkpoints.adoption.adopt
         self._joining = Joining(shard, settings, self._registration, self._membership, make_state, adopt)
         self._lost = LostShard(shard, self._registration, self._membership, self._peers, make_state, self._serving.serve)
@@ -236,7 +237,7 @@ class ShardProcess:
             ShardamError, CommandError: the shard cannot start.
         """
         shard = self._shard
-        await recover(shard, self._settings)
+        await recover(shard, self._settings, self._registration, lambda: self._make_state(shard.device))
         await self._checkpoints.check_folder()
         async with self._checkpoints.adoption.turn:
             await self._joining.register()
@@ -244,7 +245,7 @@ class ShardProcess:
             shard.tenure.confirm()
             self._renewal.start()
             await self._joining.finish()
-            if shard.serving == shard_pb2.SERVING_STATE_STARTING:
+            if shard.serving == shard_pb2.SERVING_STATE_STARTING and not self._checkpoints.leaving.begun.is_set():
                 await self._serving.serve()
         await shard.kept.keep_bases(shard.sequencer.change)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from shardam_server.shard.journal.base_copy import copy_state, row_bytes
 
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.registry import Plan
@@ -20,7 +21,6 @@ from shardam_server.shard.checkpoints.loading import load
 from shardam_server.shard.checkpoints.manifest import CheckpointFile, Manifest, ShardFiles, StoredTable
 from shardam_server.shard.checkpoints.tasks import Progress
 from shardam_server.shard.checkpoints.writing import WriteCut, WriteTerms
-from shardam_server.shard.journal.base_copy import copy_state, row_bytes
 from shardam_server.shard.journal.interface import Arrays
 from shardam_server.shard.records import CpuDevice, Device
 from shardam_server.shard.state import ShardState

@@ -28,9 +28,10 @@ from shardam_server.shard.membership import Membership
 from shardam_server.shard.peer_cuts import PeerCuts
 from shardam_server.shard.peer_directory import PeerDirectory
 from shardam_server.shard.peers import Peers
-from shardam_server.shard.registration import PlanAnswer, PlanEntry, Registration
+from shardam_server.shard.registration import Registration
 from shardam_server.shard.services import plans
 from shardam_server.shard.services.cuts import Cuts, no_folder
+from shardam_server.shard.shared_entries import PlanAnswer, PlanEntry
 from shardam_server.shard.state import ShardState
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Checkpoints:
         root = settings.checkpoint_root
         self._catalogue = None if root is None else Catalogue(root, settings.cluster)
         self.leaving = Leaving(shard, settings.cluster)
-        self.adoption = Adoption(shard, registration, membership, life, make_state, self._load, self.leaving.begin)
+        self.adoption = Adoption(shard, registration, membership, life, make_state, self._load)
         self._final_holds = FinalHolds(shard.identity, shard.holding, registration.end_move, self.adoption.notice)
         spare_bytes = JournalOptions.from_settings(settings).spare_bytes
         self.cuts = Cuts(shard, self._catalogue, spare_bytes, self._final_holds.final_hold_expired, self._adopt)

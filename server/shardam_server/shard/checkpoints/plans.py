@@ -11,7 +11,8 @@ from shardam_proto.registry import ClusterEntry, Plan
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.checkpoints.manifest import Manifest
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.registration import PlanAnswer, PlanEntry, Registration
+from shardam_server.shard.registration import Registration
+from shardam_server.shard.shared_entries import PlanAnswer, PlanEntry
 
 PLAN_ID_BYTES = 8
 """Random bytes that tell one plan from another."""
