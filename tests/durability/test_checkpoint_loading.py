@@ -188,6 +188,16 @@ def test_weights_alone_begin_with_new_moments_and_steps(tmp_path: Path) -> None:
     assert set(steps_of(loaded[0]).values()) == {0}
 
 
+@pytest.mark.case("C083")
+@pytest.mark.parametrize("read_only", [True, False])
+def test_tables_refuse_changes_where_they_are_loaded_to_be_read(tmp_path: Path, read_only: bool) -> None:
+    states = trained(2)
+    manifest, folder = save(tmp_path, states)
+    loaded = restore(manifest, folder, dataclasses.replace(make_plan(manifest, 1), read_only=read_only))
+    assert [table.read_only for table in loaded[0].tables()] == [read_only] * len(SPECS)
+    assert rows_of(loaded) == rows_of(states)
+
+
 def test_counters_count_once_over_all_shards(tmp_path: Path) -> None:
     states = trained(3)
     for state in states:

@@ -11,7 +11,6 @@ from shardam_testing.checkpoint_files import (
     CHECKPOINT_ID,
     CLUSTER,
     CLUSTER_ID,
-    CopiedCut,
     make_plan,
     make_states,
     manifest_of,
@@ -31,6 +30,7 @@ from shardam_server.shard.checkpoints.tasks import Dropped, Progress
 from shardam_server.shard.checkpoints.writing import WriteCut, WriteTerms, remove_left_cuts
 from shardam_server.shard.journal.file_operations import FileOperations
 from shardam_server.shard.journal.interface import Arrays
+from shardam_server.shard.snapshots import Snapshot
 
 DISK_BYTES = 64 * 1024
 
@@ -49,7 +49,7 @@ class Place:
         [self.state] = make_states([TableSpec("words", 8), TableSpec("users", 4, dtype="bfloat16")], 1)
         push_rows([self.state], "words", range(200))
         push_rows([self.state], "users", range(50))
-        self.cut = CopiedCut(self.state)
+        self.cut = Snapshot(self.state)
 
     def terms(self, operations: FileOperations | None = None, spare_bytes: int = 0, folder: str = "oak/one") -> WriteTerms:
         return WriteTerms(
@@ -180,7 +180,7 @@ def test_a_disk_that_becomes_full_meanwhile_fails_the_checkpoint_alone(disk: Pat
     assert str(place.folder if full == "root" else own) in str(error.value)
     place.assert_nothing_is_left()
     (disk / "filler").unlink()
-    place.cut = CopiedCut(place.state)
+    place.cut = Snapshot(place.state)
     place.write()
 
 
@@ -199,7 +199,7 @@ def test_work_that_is_given_up_leaves_nothing(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-class ShortCut(CopiedCut):
+class ShortCut(Snapshot):
     """A cut that loses a chunk of rows."""
 
     def records(self, *, parts: bool) -> Iterator[tuple[journal_pb2.BaseRecord, Arrays]]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from shardam_server.shard.journal.base_copy import copy_state, row_bytes
 
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.registry import Plan
 from shardam_proto.routing import RouteMap
 from shardam_proto.schema import Constant, TableSpec
-from shardam_proto.v1 import common_pb2, journal_pb2
+from shardam_proto.v1 import common_pb2
 from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.checking import CheckFiles
 from shardam_server.shard.checkpoints.file_messages import decode_shard
@@ -21,8 +20,8 @@ from shardam_server.shard.checkpoints.loading import load
 from shardam_server.shard.checkpoints.manifest import CheckpointFile, Manifest, ShardFiles, StoredTable
 from shardam_server.shard.checkpoints.tasks import Progress
 from shardam_server.shard.checkpoints.writing import WriteCut, WriteTerms
-from shardam_server.shard.journal.interface import Arrays
 from shardam_server.shard.records import CpuDevice, Device
+from shardam_server.shard.snapshots import Snapshot
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection, Table, table_from_info
 
@@ -47,26 +46,6 @@ RowBits = tuple[bytes, bytes, bytes, int, int]
 
 TableRows = dict[str, dict[int, RowBits]]
 """Table -> id -> row."""
-
-
-class CopiedCut:
-    """A cut whose state is copied at once."""
-
-    def __init__(self, state: ShardState) -> None:
-        self._copy = copy_state(state)
-        self.change_number = self._copy.change_number
-        self.tables = [table.info for table in self._copy.tables]
-        self.num_rows = self._copy.num_rows
-        self.size_bytes = sum(info.num_rows * row_bytes(info.spec.dim) for info in self.tables)
-        self.closed = False
-
-    def records(self, *, parts: bool) -> Iterator[tuple[journal_pb2.BaseRecord, Arrays]]:
-        for record, arrays in self._copy.records():
-            if parts or not record.HasField("staged_part"):
-                yield record, arrays
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def make_states(specs: Sequence[TableSpec], num_shards: int, device: Device = CPU) -> list[ShardState]:
@@ -124,7 +103,7 @@ def write_shard(
     """Writes one state as a shard's part."""
     relative = folder.relative_to(root).as_posix()
     terms = WriteTerms(CLUSTER_ID, CHECKPOINT_ID, index, num_shards, root, relative, None, "host-a", 0, segment_bytes)
-    return decode_shard(WriteCut(CopiedCut(state), terms).run(Progress()))
+    return decode_shard(WriteCut(Snapshot(state), terms).run(Progress()))
 
 
 def manifest_of(name: str, states: Sequence[ShardState], shards: Sequence[ShardFiles], time_s: float = 1e9) -> Manifest:

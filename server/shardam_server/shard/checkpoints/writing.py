@@ -48,7 +48,7 @@ class Cut(Protocol):
         ...
 
     def records(self, *, parts: bool) -> Iterator[tuple[journal_pb2.BaseRecord, Arrays]]:
-        """Yields the records of a base: tables, each before its rows, clients, groups, parts if asked for, and the end."""
+        """Yields the records of a base: tables, rows, clients, groups, parts if asked for, and the end."""
         ...
 
     def close(self) -> None:
