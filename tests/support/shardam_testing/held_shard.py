@@ -112,7 +112,7 @@ class HeldShard:
     def _lost(self, peers: Peers) -> LostShard:
         """Nobody tells these shards to forget anything, and there is no Redis."""
         registration = Registration("redis://127.0.0.1:1/0", "test", 1.0)
-        membership = Membership(self.shard, registration, 3600.0, lambda _: None)
+        membership = Membership(self.shard, registration, 3600.0, lambda _: None, lambda _: None)
         return LostShard(self.shard, registration, membership, peers, lambda: self.shard.state, self._serve)
 
     async def _serve(self) -> None:
