@@ -35,6 +35,7 @@ from shardam_server.redis_errors import redis_unreachable
 from shardam_server.shard.known_lineages import HighMark
 from shardam_server.shard.registry_scripts import (
     CLAIM,
+    DECIDE_MOVE,
     END_MOVE,
     PUBLISH_CLUSTER,
     PUBLISH_MAP,
@@ -131,20 +132,7 @@ class PlanAnswer(enum.Enum):
     OTHER_CLUSTER = "other cluster"
     NAME_NOT_HELD = "name not held"
     OTHER_PLAN = "other plan"
-    NOT_ALLOWED = "not allowed"
-
-
-@dataclasses.dataclass(frozen=True)
-class Move:
-    """What a move of the state to other shards depends on.
-
-    Attributes:
-        hold_id: the final hold that all shards are under; one that goes on ends what is allowed under it.
-        incarnations: the processes that were cut, by shard; once another one has a name there is nothing to decide.
-    """
-
-    hold_id: int
-    incarnations: tuple[int, ...]
+    NOT_ALLOWED = "a shard that was cut has gone on or was replaced"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,29 +310,29 @@ class Registration:
 
     # -- plans
 
-    def decide_plan(self, entry: PlanEntry, former: Plan | None, incarnation: int, move: Move | None = None) -> PlanAnswer:
-        """Decides a plan, if this incarnation is home and no other plan than the former one is there; may be repeated.
+    def decide_plan(self, entry: PlanEntry, former: Plan | None, incarnation: int) -> PlanAnswer:
+        """Decides a plan, if this incarnation is home and no other plan than the former one is there; may be repeated."""
+        return self._put_plan(PUT_PLAN, entry, "" if former is None else former.to_json(), _incarnation_text(incarnation))
 
-        Args:
-            entry: the plan, and what holds from there on.
-            former: the plan that there was.
-            incarnation: home's.
-            move: what must still be allowed; None: the state is replaced, whatever the present shards do meanwhile.
-        """
+    def decide_move(self, entry: PlanEntry, former: Plan | None, incarnation: int, hold_id: int, num_shards: int) -> PlanAnswer:
+        """Decides a plan as decide_plan does, if that is still allowed under a final hold of so many shards."""
+        moved = [self.keys.move(hold_id), *(self.keys.shard(index) for index in range(num_shards))]
         former_text = "" if former is None else former.to_json()
-        return self._put_plan(entry, former_text, _incarnation_text(incarnation), self._move_keys(move))
+        return self._put_plan(DECIDE_MOVE, entry, former_text, _incarnation_text(incarnation), moved)
 
     def put_plan_back(self, entry: PlanEntry) -> PlanAnswer:
         """Writes a plan, and what holds since, where Redis has lost it."""
-        return self._put_plan(entry, "", "")
+        return self._put_plan(PUT_PLAN, entry, "", "")
 
-    def _put_plan(self, entry: PlanEntry, former: str, incarnation: str, move_keys: Sequence[str] = ()) -> PlanAnswer:
+    def _put_plan(
+        self, script: str, entry: PlanEntry, former: str, incarnation: str, more_keys: Sequence[str] = ()
+    ) -> PlanAnswer:
         names, plan = self.keys, entry.plan
-        keys = [names.cluster_entry, names.route_map, names.tables, names.lineages, names.marks, names.plan, names.shard(0)]
-        keys += move_keys
+        keys = (names.cluster_entry, names.route_map, names.tables, names.lineages, names.marks, names.plan, names.shard(0))
+        keys = (*keys, *more_keys)
         with self._reaching():
             answer = self._redis.eval(
-                PUT_PLAN,
+                script,
                 len(keys),
                 *keys,
                 _cluster_text(entry.cluster.cluster_id),
@@ -361,19 +349,21 @@ class Registration:
                 *(str(number) for pair in entry.lineages.items() for number in pair),
                 *(text for index, mark in entry.marks.items() for text in (str(index), mark.to_text())),
             )
-        return PlanAnswer(cast(bytes, answer).decode())
+        text = cast(bytes, answer).decode()
+        return PlanAnswer.NOT_ALLOWED if text == "not allowed" else PlanAnswer(text)
 
     # -- a move to other shards
 
-    def allow_move(self, move: Move) -> None:
-        """Allows to decide a plan under a final hold, until a shard goes on instead."""
-        texts = [_incarnation_text(incarnation) for incarnation in move.incarnations]
-        with self._reaching():
-            self._redis.set(self.keys.move(move.hold_id), json.dumps(texts), ex=MOVE_ALLOWED_S)
+    def allow_move(self, hold_id: int, incarnations: Sequence[int]) -> None:
+        """Allows to decide a plan under a final hold, until a shard goes on instead.
 
-    def _move_keys(self, move: Move | None) -> list[str]:
-        names = self.keys
-        return [] if move is None else [names.move(move.hold_id), *map(names.shard, range(len(move.incarnations)))]
+        Args:
+            hold_id: the hold.
+            incarnations: the processes that are cut, by shard; once another one has a name there is nothing to decide.
+        """
+        texts = [_incarnation_text(incarnation) for incarnation in incarnations]
+        with self._reaching():
+            self._redis.set(self.keys.move(hold_id), json.dumps(texts), ex=MOVE_ALLOWED_S)
 
     def end_move(self, hold_id: int) -> Plan | None:
         """Has no plan decided any more under a final hold; returns the last plan that was decided."""

@@ -96,14 +96,6 @@ if ARGV[2] ~= '' then
   local held = redis.call('GET', KEYS[7])
   if not cluster or not held or not has(held, ARGV[2]) then return 'name not held' end
   if plan and plan ~= ARGV[3] then return 'other plan' end
-  if KEYS[8] then
-    local allowed = redis.call('GET', KEYS[8])
-    if not allowed then return 'not allowed' end
-    for shard, incarnation in ipairs(cjson.decode(allowed)) do
-      local known = redis.call('GET', KEYS[8 + shard])
-      if known and not has(known, incarnation) then return 'not allowed' end
-    end
-  end
 end
 if plan then
   local decided, timeline, epoch = cjson.decode(plan), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -125,12 +117,29 @@ return 'done'
 
 It is decided by home, while home holds its name and Redis has the former plan; what was known of lineages is gone then. It is
 written again by any shard that has taken it over, with the lineages that it knows since, where Redis has none or an older one.
-A move to other shards is decided only while it is allowed, and the shards are the processes that were cut.
 
-KEYS: cluster entry, map, tables, lineages, high marks, plan, home; of a move what allows it, and all shards. ARGV: 1 the
-cluster's id in its entry; 2 home's incarnation in its entry or '': it is written again; 3 the former plan or ''; 4 the plan,
-5 its timeline, 6 its epoch; 7 the cluster's entry; 8 the map; 9 how many tables, 10 how many lineages; then pairs of table and
-schema, of index and lineage, of index and mark.
+KEYS: cluster entry, map, tables, lineages, high marks, plan, home. ARGV: 1 the cluster's id in its entry; 2 home's incarnation
+in its entry or '': it is written again; 3 the former plan or ''; 4 the plan, 5 its timeline, 6 its epoch; 7 the cluster's
+entry; 8 the map; 9 how many tables, 10 how many lineages; then pairs of table and schema, of index and lineage, of index and mark.
+"""
+
+DECIDE_MOVE = (
+    """
+if redis.call('GET', KEYS[6]) ~= ARGV[4] then
+  local allowed = redis.call('GET', KEYS[8])
+  if not allowed then return 'not allowed' end
+  for i, incarnation in ipairs(cjson.decode(allowed)) do
+    local held = redis.call('GET', KEYS[8 + i])
+    if held and not string.find(held, incarnation, 1, true) then return 'not allowed' end
+  end
+end
+"""
+    + PUT_PLAN
+)
+"""Decides a plan that moves the state to other shards, as PUT_PLAN does, while that is allowed under a final hold and no shard
+that was cut has been replaced.
+
+KEYS: those of PUT_PLAN; 8 move, then all shards. ARGV: those of PUT_PLAN.
 """
 
 END_MOVE = """

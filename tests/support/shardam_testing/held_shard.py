@@ -101,7 +101,7 @@ class HeldShard:
         )
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(self.shard), self._server)
         shard_pb2_grpc.add_ShardServiceServicer_to_server(
-            ShardServicer(self.shard, self._lost(peers), closing, self.groups, _cuts(self.shard)), self._server
+            ShardServicer(self.shard, self._lost(peers), closing, self.groups, _cuts(self.shard), None), self._server
         )
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from shardam_proto.registry import ClusterEntry, Plan
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.checkpoints.manifest import Manifest
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.registration import Move, PlanAnswer, PlanEntry, Registration
+from shardam_server.shard.registration import PlanAnswer, PlanEntry, Registration
 
 PLAN_ID_BYTES = 8
 """Random bytes that tell one plan from another."""
@@ -41,7 +42,7 @@ async def commit(
     registration: Registration,
     plan: Plan,
     tables: Sequence[common_pb2.TableInfo],
-    move: Move | None = None,
+    hold_id: int = 0,
 ) -> None:
     """Decides a plan, in one step: from then on Redis has it, its cluster, its map and its tables, and no lineage.
 
@@ -52,7 +53,7 @@ async def commit(
         registration: its entries in Redis.
         plan: the plan; its timeline or epoch is above home's.
         tables: schemas of all tables from then on.
-        move: what must still be allowed; None: whatever shards do meanwhile is given up.
+        hold_id: final hold under which the state moves to other shards; zero: whatever shards do meanwhile is given up.
 
     Raises:
         CheckpointFailed: it is a move, and not allowed any more; nothing is decided.
@@ -64,7 +65,12 @@ async def commit(
     identity.require_home("plans are decided by")
     shard.tenure.check()
     entry = PlanEntry(plan, ClusterEntry(identity.require_cluster().cluster_id, plan.num_shards, plan.seed), tables)
-    answer = await asyncio.to_thread(registration.decide_plan, entry, identity.plan, identity.incarnation, move)
+    if hold_id:
+        num_shards = identity.require_cluster().num_shards
+        decide = functools.partial(registration.decide_move, hold_id=hold_id, num_shards=num_shards)
+    else:
+        decide = functools.partial(registration.decide_plan)
+    answer = await asyncio.to_thread(decide, entry, identity.plan, identity.incarnation)
     if answer is PlanAnswer.OTHER_CLUSTER:
         raise WrongCluster(f"Redis knows another cluster as {registration.keys.cluster!r} now; nothing was changed")
     if answer is PlanAnswer.NOT_ALLOWED:

@@ -34,7 +34,7 @@ from shardam_server.shard.checkpoints.cutting import CutResult, Cutting, Tries
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.identity import random_63_bits
 from shardam_server.shard.peer_cuts import PeerCuts
-from shardam_server.shard.registration import Move, Registration
+from shardam_server.shard.registration import Registration
 
 logger = logging.getLogger(__name__)
 
@@ -227,13 +227,12 @@ class Resharding:
         Raises:
             ShardamError: it is not decided, and will not be.
         """
-        move = Move(cut.hold_id, incarnations)
-        await asyncio.to_thread(self._registration.allow_move, move)
+        await asyncio.to_thread(self._registration.allow_move, cut.hold_id, incarnations)
         await self._cutting.renew(cut.hold_id, DECIDE_HOLD_S)  # none has gone on before that could be noticed
         under_way.is_open = True
         while True:
             try:
-                problem = await self._commit(plan, cut, move)
+                problem = await self._commit(plan, cut)
                 break
             except RedisUnreachable as error:
                 logger.warning("%s; whether the state has moved is not known yet, so all shards wait", error.message)
@@ -244,19 +243,19 @@ class Resharding:
         if problem is not None:
             raise problem
 
-    async def _commit(self, plan: Plan, cut: CutResult, move: Move) -> ShardamError | None:
+    async def _commit(self, plan: Plan, cut: CutResult) -> ShardamError | None:
         """Asks Redis once; returns why the plan is not decided and will not be, or None: it is.
 
         Raises:
             RedisUnreachable: that is not known.
         """
         try:
-            await plans.commit(self._shard, self._registration, plan, cut.tables, move)
+            await plans.commit(self._shard, self._registration, plan, cut.tables, cut.hold_id)
         except RedisUnreachable:
             raise
         except ShardamError as error:
             # An earlier question may be decided still, unless it is not allowed any more.
-            known = await asyncio.to_thread(self._registration.end_move, move.hold_id)
+            known = await asyncio.to_thread(self._registration.end_move, cut.hold_id)
             return None if known is not None and known.plan_id == plan.plan_id else error
         return None
 

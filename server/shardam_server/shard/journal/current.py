@@ -12,7 +12,6 @@ import xxhash
 from shardam_proto.registry import ClusterEntry
 from shardam_server.shard.journal.frames import ARITHMETIC_VERSION, FORMAT_VERSION, FileDamaged, check_versions
 
-
 UNFINISHED = 0
 """Timeline of a state that was never whole; true ones count from 1."""
 

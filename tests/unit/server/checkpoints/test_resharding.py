@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.cutting import CutResult
 from shardam_server.shard.checkpoints.resharding import ReportProgress, Resharding
 from shardam_server.shard.identity import ShardIdentity
-from shardam_server.shard.registration import Move, PlanAnswer, PlanEntry
+from shardam_server.shard.registration import PlanAnswer, PlanEntry
 from shardam_server.shard.tenure import Tenure
 
 CLUSTER, MAP = ClusterEntry("c1", 2, 5), RouteMap(epoch=3, num_shards=2)
@@ -56,7 +56,7 @@ class Shards:
         self.written_gate = asyncio.Event()
         self.written_gate.set()
         self.answer = PlanAnswer.DONE
-        self.allowed: dict[int, Move] = {}
+        self.allowed: dict[int, tuple[int, ...]] = {}
         self.decided: PlanEntry | None = None
         self.told: dict[int, Plan] = {}
         self.deaf: set[int] = set()
@@ -118,20 +118,19 @@ class Shards:
     def view(self) -> ClusterView:
         return ClusterView(CLUSTER, MAP, self.entries)
 
-    def allow_move(self, move: Move) -> None:
+    def allow_move(self, hold_id: int, incarnations: Sequence[int]) -> None:
         self.log.append("allow")
-        self.allowed[move.hold_id] = move
+        self.allowed[hold_id] = tuple(incarnations)
 
     def end_move(self, hold_id: int) -> Plan | None:
         self.log.append("end")
         del self.allowed[hold_id]
         return None if self.decided is None else self.decided.plan
 
-    def decide_plan(self, entry: PlanEntry, former: Plan | None, incarnation: int, move: Move | None = None) -> PlanAnswer:
+    def decide_move(self, entry: PlanEntry, former: Plan | None, incarnation: int, hold_id: int, num_shards: int) -> PlanAnswer:
         self.log.append("decide")
-        assert move is not None
-        assert self.allowed == {move.hold_id: move}
-        assert (former, incarnation) == (None, 100)
+        assert self.allowed == {hold_id: (100, 101)}
+        assert (former, incarnation, num_shards) == (None, 100, 2)
         if self.decide_errors:
             raise self.decide_errors.pop(0)
         if self.answer is PlanAnswer.DONE:
@@ -169,7 +168,7 @@ def test_the_plan_is_decided_once_the_files_are_complete_and_home_is_told_last(t
         progress = await shards.move(4)
         steps = [step for step in shards.log if step != "renew 77 for 0.06 s"]
         assert steps == ["cut", "complete", "allow", "renew 77 for 30 s", "decide", "tell 1", "tell 0"]
-        assert shards.allowed == {77: Move(77, (100, 101))}
+        assert shards.allowed == {77: (100, 101)}
         assert shards.decided is not None
         assert shards.decided.cluster == ClusterEntry("c1", 4, 5)
         assert [table.table_id for table in shards.decided.tables] == [9]
@@ -285,15 +284,15 @@ def test_what_redis_refuses_has_not_moved_and_will_not(tmp_path: Path, answer: P
 
 def test_a_refusal_after_a_question_whose_answer_was_lost_does_not_undo_what_was_decided(tmp_path: Path) -> None:
     async def test(shards: Shards) -> None:
-        original = shards.decide_plan
+        original = shards.decide_move
 
-        def decide_and_lose_the_answer(*args: object) -> PlanAnswer:
-            shards.decide_plan = original  # type: ignore[method-assign]
-            original(*args)  # type: ignore[arg-type]
+        def decide_and_lose_the_answer(*args: object, **kwargs: object) -> PlanAnswer:
+            shards.decide_move = original  # type: ignore[method-assign]
+            original(*args, **kwargs)  # type: ignore[arg-type]
             shards.answer = PlanAnswer.NAME_NOT_HELD
             raise RedisUnreachable("away")
 
-        shards.decide_plan = decide_and_lose_the_answer  # type: ignore[assignment, method-assign]
+        shards.decide_move = decide_and_lose_the_answer  # type: ignore[method-assign]
         await shards.move(4)
         assert shards.log[-4:] == ["decide", "end", "tell 1", "tell 0"]
         assert sorted(shards.told) == [0, 1]
