@@ -171,13 +171,10 @@ class Membership:
     def _put_plan_back(self, shared: Shared) -> None:
         """Writes the plan that this state comes from again, if Redis has lost it, with what is known since."""
         identity, kept_change = self._shard.identity, self._kept_change()
-        plan = identity.plan
-        known = shared.plan
-        if (
-            plan is None
-            or not self._is_ours(shared)
-            or (known is not None and not plan.is_ahead_of(known.timeline, known.epoch))
-        ):
+        plan, known = identity.plan, shared.plan
+        if plan is None or not self._is_ours(shared):
+            return
+        if known is not None and not plan.is_ahead_of(known.timeline, known.epoch):
             return
         own = {identity.index: identity.lineage} if identity.lineage else {}
         marks = {} if kept_change is None or not own else {identity.index: HighMark(identity.lineage, kept_change)}

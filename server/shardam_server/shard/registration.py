@@ -328,8 +328,8 @@ class Registration:
         self, script: str, entry: PlanEntry, former: str, incarnation: str, more_keys: Sequence[str] = ()
     ) -> PlanAnswer:
         names, plan = self.keys, entry.plan
-        keys = (names.cluster_entry, names.route_map, names.tables, names.lineages, names.marks, names.plan, names.shard(0))
-        keys = (*keys, *more_keys)
+        states = (names.cluster_entry, names.route_map, names.tables, names.lineages, names.marks, names.plan)
+        keys = (*states, names.shard(0), *more_keys)
         with self._reaching():
             answer = self._redis.eval(
                 script,

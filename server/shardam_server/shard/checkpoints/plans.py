@@ -46,7 +46,8 @@ async def commit(
 ) -> None:
     """Decides a plan, in one step: from then on Redis has it, its cluster, its map and its tables, and no lineage.
 
-    May be repeated with the same plan. Where it raises RedisUnreachable it may have been decided all the same: `is_decided` says.
+    May be repeated with the same plan. Where it raises RedisUnreachable it may have been decided all the same; `is_decided`
+    says.
 
     Args:
         shard: home.
@@ -57,7 +58,8 @@ async def commit(
 
     Raises:
         CheckpointFailed: it is a move, and not allowed any more; nothing is decided.
-        ShardNotReady: home has lost its name, or Redis what it knew of the cluster, or there is another plan; nothing is decided.
+        ShardNotReady: home has lost its name, or Redis what it knew of the cluster, or there is another plan; nothing is
+            decided.
         WrongCluster: Redis knows another cluster by this name.
         RedisUnreachable: Redis does not answer.
     """
@@ -79,8 +81,8 @@ async def commit(
         )
     if answer is not PlanAnswer.DONE:
         raise ShardNotReady(
-            f"the state was not replaced, because of what Redis says ({answer.value}): another process may be home, or Redis was "
-            "emptied; try again"
+            f"the state was not replaced, because of what Redis says ({answer.value}): another process may be home, or Redis "
+            "was emptied; try again"
         )
 
 
