@@ -38,6 +38,7 @@ from shardam_server.lifeline import watch_lifeline
 from shardam_server.logs import configure_logging
 from shardam_server.settings import ShardSettings
 from shardam_server.shard.checkpoints.assembly import Checkpoints, ShardParts
+from shardam_server.shard.checkpoints.leaving import Leaving
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.client_liveness import ClientWatch, Silence
 from shardam_server.shard.context import ShardContext
@@ -157,6 +158,7 @@ class ShardProcess:
         self._health = health_aio.HealthServicer()
         self._stop = asyncio.Event()
         self._replaced = asyncio.Event()
+        self._leaving = Leaving(shard, settings)
         self._peers = Peers(identity, settings.plain_token)
         self._registration = Registration(settings.redis, settings.cluster, settings.redis_timeout_s)
         self._membership = Membership(
@@ -201,7 +203,7 @@ class ShardProcess:
         with self._listening_http():
             await self._bind()
             work = asyncio.create_task(self._work())
-            events = (self._stop, self._replaced, self._half_applied, self._checkpoints.adoption.failed)
+            events = (self._stop, self._leaving.begun, self._replaced, self._half_applied, self._checkpoints.adoption.failed)
             ends = [asyncio.create_task(event.wait()) for event in events]
             await asyncio.wait({work, *ends}, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
@@ -212,7 +214,8 @@ class ShardProcess:
             await self._drain()
             if failed:
                 work.result()  # raises why the shard could not start
-            return 1 if any(event.is_set() for event in events[1:]) else 0
+            self._leaving.check()
+            return 1 if any(event.is_set() for event in events[2:]) else 0
 
     async def _work(self) -> None:
         """Joins the cluster and serves, until it is cancelled.
@@ -229,7 +232,7 @@ class ShardProcess:
             shard.tenure.confirm()
             self._renewal.start()
             await self._joining.finish()
-            if shard.serving == shard_pb2.SERVING_STATE_STARTING and not self._replaced.is_set():
+            if shard.serving == shard_pb2.SERVING_STATE_STARTING and not self._leaving.begun.is_set():
                 await self.serve()
         await shard.kept.keep_bases(shard.sequencer.change)
 
@@ -250,8 +253,7 @@ class ShardProcess:
 
     def end_epoch(self, plan: Plan) -> None:
         """Ends this process: the state moves to other shards."""
-        logger.warning("the state moves to %d shards: this process ends", plan.num_shards)
-        self._replaced.set()
+        self._leaving.begin(plan)
 
     async def suspend(self) -> None:
         """Ends what runs beside serving, to begin anew with another state."""
@@ -273,6 +275,7 @@ class ShardProcess:
             self._checkpoints.home.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         logger.info("serves at %s on device %s", shard.address, shard.device.name)
+        await self._leaving.clear_up()
 
     def _notice_map(self, found: RouteMap) -> None:
         """Takes over a route map of a higher epoch."""
@@ -327,10 +330,10 @@ class ShardProcess:
     async def _drain(self) -> None:
         """Refuses new calls, finishes accepted ones, brings the state to disk, gives the name back."""
         shard = self._shard
-        await self._checkpoints.adoption.stop()
+        await self._checkpoints.stop()
         registered = self._membership.registered and not shard.tenure.fenced
         shard.serving = shard_pb2.SERVING_STATE_DRAINING
-        shard.holding.release(shard.holding.hold_id)
+        self._leaving.end_hold()
         shard.streams.drain()
         logger.info("drains: no new calls, %d changes to finish", shard.sequencer.queue_depth)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from shardam_proto.errors import BadOption, CheckpointDamaged
+from shardam_proto.errors import CheckpointDamaged
 from shardam_proto.registry import Plan
 from shardam_proto.v1 import cut_pb2
 from shardam_server.settings import ShardSettings
@@ -15,8 +15,9 @@ from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.creation import Creation
 from shardam_server.shard.checkpoints.cutting import Cutting
 from shardam_server.shard.checkpoints.extras import Extras
+from shardam_server.shard.checkpoints.final_holds import FinalHolds
 from shardam_server.shard.checkpoints.home import HomeCheckpoints, Replacing, Schedule
-from shardam_server.shard.checkpoints.jobs import ReportProgress
+from shardam_server.shard.checkpoints.resharding import Resharding
 from shardam_server.shard.checkpoints.restoring import Restoring
 from shardam_server.shard.checkpoints.tasks import Progress
 from shardam_server.shard.context import ShardContext
@@ -74,7 +75,8 @@ class Checkpoints:
         self.adoption = Adoption(shard, parts.registration, parts.membership, life, make_state, self._load)
         self.catalogue = None if root is None else Catalogue(root, settings.cluster)
         spare_bytes = JournalOptions.from_settings(settings).spare_bytes
-        self.cuts = Cuts(shard, self.catalogue, spare_bytes, shard.holding.release, self._adopt)
+        self._final_holds = FinalHolds(shard.identity, shard.holding, parts.registration.end_move, self.adoption.notice)
+        self.cuts = Cuts(shard, self.catalogue, spare_bytes, self._final_holds.final_hold_expired, self._adopt)
         peer_cuts = PeerCuts(shard.identity, parts.peers, parts.directory, self.cuts)
         self.home = None if self.catalogue is None else self._home(self.catalogue, peer_cuts)
 
@@ -83,8 +85,14 @@ class Checkpoints:
         cutting, extras = Cutting(peer_cuts, settings.hold_s), Extras(catalogue.folder)
         creation = Creation(shard.identity, cutting, peer_cuts, catalogue, extras, settings.checkpoint_keep)
         restoring = Restoring(shard, self._parts.registration, peer_cuts, cutting, catalogue, self.adoption)
+        resharding = Resharding(shard, self._parts.registration, peer_cuts, cutting, creation, catalogue)
         schedule = Schedule(settings.checkpoint_every_s, settings.step_timeout_s)
-        return HomeCheckpoints(shard, catalogue, extras, creation, cutting, Replacing(restoring, _NoReshards()), schedule)
+        return HomeCheckpoints(shard, catalogue, extras, creation, cutting, Replacing(restoring, resharding), schedule)
+
+    async def stop(self) -> None:
+        """Takes no plan over any more, and ends no hold; what home does is stopped by itself."""
+        await self.adoption.stop()
+        await self._final_holds.stop()
 
     async def _adopt(self, request: cut_pb2.AdoptPlanRequest) -> cut_pb2.AdoptPlanResponse:
         return await plans.adopt(self._parts.shard, self.adoption, request)
@@ -108,8 +116,3 @@ class Checkpoints:
                 metadata={"folder": str(folder)},
             )
         loading.load(state, manifest, folder, plan, shard.identity.index, shard.device.make_records, progress)
-
-
-class _NoReshards:
-    async def run(self, num_shards: int, report_progress: ReportProgress) -> None:
-        raise BadOption(f"the state cannot be moved to {num_shards} shards")
