@@ -38,8 +38,8 @@ from shardam_server.shard.registration import Registration
 
 logger = logging.getLogger(__name__)
 
-WRITE_HOLD_S = 30.0
-"""How long shards stay held without hearing from home while files are written: a home that is gone has restarted by then."""
+WRITE_HOLD_S = 10.0
+"""How long shards stay held without hearing from home while files are written: training stands still as long if home dies."""
 
 RENEWALS_PER_HOLD = 6
 """Five renewals may be late before a hold runs out."""
