@@ -328,13 +328,13 @@ class Registration:
         self, script: str, entry: PlanEntry, former: str, incarnation: str, more_keys: Sequence[str] = ()
     ) -> PlanAnswer:
         names, plan = self.keys, entry.plan
-        states = (names.cluster_entry, names.route_map, names.tables, names.lineages, names.marks, names.plan)
-        keys = (*states, names.shard(0), *more_keys)
+        keys = (names.cluster_entry, names.route_map, names.tables, names.lineages, names.marks, names.plan, names.shard(0))
         with self._reaching():
             answer = self._redis.eval(
                 script,
-                len(keys),
+                len(keys) + len(more_keys),
                 *keys,
+                *more_keys,
                 _cluster_text(entry.cluster.cluster_id),
                 incarnation,
                 former,
