@@ -113,7 +113,7 @@ class _Loading:
             table_id=stored.table_id,
             table_seed=stored.table_seed,
             table_step=0 if self._plan.weights_only else stored.step,
-            read_only=self._plan.read_only,
+            read_only=self._plan.makes_read_only(stored.spec.name),
         )
         table = table_from_info(info, make_records)
         table.last_options = stored.last_options
