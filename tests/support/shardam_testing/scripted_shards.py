@@ -15,7 +15,8 @@ import numpy as np
 from shardam._backoff import Deadline
 from shardam._endings import ends_client
 from shardam._group import GroupOptions
-from shardam._session import Session, SessionOptions
+from shardam._session import Session
+from shardam._session_options import SessionOptions
 from shardam._values import TableInfo
 from shardam_proto.errors import ClientClosed, SequenceError, ShardamError, StaleState
 from shardam_proto.limits import SERVER_OPTIONS
@@ -86,6 +87,7 @@ class ScriptedShard:
     incarnation: int = 11
     lineage: int = 21
     timeline: int = 1
+    epoch: int = 1
     client_id: bytes = b""
     last: int = 0
     client_lease_s: float = 30.0
@@ -162,7 +164,12 @@ class ScriptedShard:
     def header(self) -> common_pb2.ResponseHeader:
         taken = self.last if self.staged is None else self.staged.number
         return common_pb2.ResponseHeader(
-            shard=self.index, incarnation=self.incarnation, lineage=self.lineage, timeline=self.timeline, last_number=taken
+            shard=self.index,
+            incarnation=self.incarnation,
+            lineage=self.lineage,
+            timeline=self.timeline,
+            epoch=self.epoch,
+            last_number=taken,
         )
 
     def require_group(self) -> ScriptedGroup:
@@ -204,6 +211,8 @@ class ScriptedShard:
                 raise StaleState("another life", reason="NEW_INCARNATION")
             if self.is_closed:
                 raise ClientClosed("client has left or was dropped")
+            if header.epoch != self.epoch:
+                raise StaleState("another map", reason="STALE_ROUTE")
             own = self.faults_of.get(header.number)
             queue = own if own else self.faults
             fault = queue.popleft() if queue else None
@@ -288,7 +297,7 @@ class ScriptedShard:
 def view_of(shards: list[ScriptedShard]) -> ClusterView:
     """Returns what Redis would say of the shards now."""
     entries = {shard.index: shard.entry() for shard in shards}
-    return ClusterView(ClusterEntry(CLUSTER_ID, len(shards), seed=0), RouteMap(epoch=1, num_shards=len(shards)), entries)
+    return ClusterView(ClusterEntry(CLUSTER_ID, len(shards), seed=0), RouteMap(shards[0].epoch, len(shards)), entries)
 
 
 @contextlib.contextmanager
