@@ -1,10 +1,12 @@
-"""A cluster that is moved to another number of shards while a client works: it goes on there by itself (PROTOCOL.md, section 8)."""
+"""A cluster that is moved to another number of shards while a client works: it goes on there (PROTOCOL.md, section 8)."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -50,7 +52,7 @@ def check_once(moves: Resharding, pushed: dict[int, Int64s]) -> None:
     applied = moves.applied()
     assert sorted(applied) == sorted(pushed)
     for number, row_ids in pushed.items():
-        assert sorted(sum(applied[number], [])) == sorted(row_ids.tolist())
+        assert sorted(itertools.chain(*applied[number])) == sorted(row_ids.tolist())
 
 
 @pytest.mark.case("C062")
@@ -118,7 +120,7 @@ def test_the_outcome_of_a_push_whose_answer_was_lost_comes_from_the_new_shards(
     assert change.refusal() is None
     assert len(change.answers) == 3
     assert [shard.num_repeats for shard in client.shards] == [1, 1, 1]
-    assert sorted(sum(moves.applied()[3], [])) == sorted(some_ids(1).tolist())
+    assert sorted(itertools.chain(*moves.applied()[3])) == sorted(some_ids(1).tolist())
 
 
 def test_rows_are_written_and_deleted_once_across_a_move(client: ScriptedClient, moves: Resharding) -> None:
@@ -236,60 +238,67 @@ def test_a_former_shard_at_a_new_ones_address_is_waited_for(client: ScriptedClie
     assert [shard.last for shard in client.shards] == [2]
 
 
+class Training:
+    """Pushes in a thread of its own until it is told to stop.
+
+    Attributes:
+        pushed: what was queued, by number.
+        failed: what ended it.
+    """
+
+    def __init__(self, client: ScriptedClient, seed: int) -> None:
+        self.pushed: dict[int, Int64s] = {}
+        self.failed: list[BaseException] = []
+        self._client, self._seed = client, seed
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                row_ids = self.pushed[len(self.pushed) + 1] = some_ids(1000 * self._seed + len(self.pushed))
+                push = self._client.push_of(row_ids)
+                self._try(lambda push=push: self._client.pusher.submit(push))
+            self._try(self._client.pusher.flush)
+        except BaseException as error:  # noqa: BLE001 - the thread's edge: the test looks at it
+            self.failed.append(error)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        while True:
+            with contextlib.suppress(*LATE):
+                return call()
+
+    def has_pushed(self, count: int) -> bool:
+        """Whether it has queued so many, or has failed."""
+        return len(self.pushed) >= count or bool(self.failed)
+
+    def end(self) -> None:
+        """Waits until all that was queued has an outcome."""
+        self._stop.set()
+        self._thread.join(120)
+        assert not self._thread.is_alive()
+        assert not self.failed
+
+
+def shake(client: ScriptedClient, seed: int) -> None:
+    """Has the shards fail at random, but refuse nothing for good."""
+    for shard in client.shards:
+        shard.faults = RandomFaults(shard, 100 * seed + 10 * shard.epoch + shard.index, refuses=False)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_push_is_lost_or_doubled_over_moves_at_any_moment_under_faults(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_backoff, "MAX_WAIT_S", 0.1)
-    rounds = (3, 1, 4, 2)
-    pushed: dict[int, Int64s] = {}
     with scripted_client(2, shard_timeout_s=4.0, client_lease_s=0.5) as client, resharding(client, monkeypatch) as moves:
-
-        def shake() -> None:
-            for shard in client.shards:
-                shard.faults = RandomFaults(shard, 100 * seed + 10 * shard.epoch + shard.index)
-
-        def no_refusals() -> None:
-            for shard in client.shards:
-                shard.faults._rates.pop("ROW_LIMIT", None)  # type: ignore[attr-defined]
-
-        shake()
-        no_refusals()
-        stop = threading.Event()
-        failed: list[BaseException] = []
-
-        def train() -> None:
-            try:
-                number = 0
-                while not stop.is_set():
-                    number += 1
-                    pushed[number] = some_ids(1000 * seed + number)
-                    push = client.push_of(pushed[number])
-                    while True:
-                        try:
-                            client.pusher.submit(push)
-                        except LATE:
-                            continue
-                        break
-                while True:
-                    try:
-                        client.pusher.flush()
-                    except LATE:
-                        continue
-                    break
-            except BaseException as error:  # noqa: BLE001 - the test's thread
-                failed.append(error)
-
-        training = threading.Thread(target=train)
-        training.start()
-        for count in rounds:
-            before = len(pushed)
-            wait_for("some pushes", lambda before=before: len(pushed) > before + 10 or bool(failed))
+        shake(client, seed)
+        training = Training(client, seed)
+        for count in (3, 1, 4, 2):
+            enough = len(training.pushed) + 10
+            wait_for("some pushes", lambda enough=enough: training.has_pushed(enough))  # type: ignore[misc]
             moves.reshard(count)
-            shake()
-            no_refusals()
-        stop.set()
-        training.join(120)
-        assert not training.is_alive()
-        assert not failed
-        check_once(moves, pushed)
+            shake(client, seed)
+        training.end()
+        check_once(moves, training.pushed)
         fired = sum((shard.fired for shard in (*moves.former, *client.shards)), collections.Counter[str]())
         assert set(fired) >= {"held", LOSE_ANSWER, "restart"}
