@@ -10,18 +10,21 @@ from importlib.metadata import version
 import grpc.aio
 
 from shardam_proto.errors import ShardNotReady
-from shardam_proto.v1 import shard_pb2, shard_pb2_grpc
+from shardam_proto.v1 import shard_pb2
+from shardam_server.shard.checkpoints.home import HomeCheckpoints
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.home import HomeGroups
 from shardam_server.shard.last_numbers import closed_numbers, end_all_here, end_here, settle_here
 from shardam_server.shard.lost import LostShard
 from shardam_server.shard.metrics import resident_bytes
+from shardam_server.shard.peer_cuts import ShardCuts
 from shardam_server.shard.services import peer_groups, workers
+from shardam_server.shard.services.cut_calls import CutCalls
 from shardam_server.shard.table import table_from_info
 
 
-class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
+class ShardServicer(CutCalls):
     """One shard process. Answers while starting, LOST and draining, too.
 
     Args:
@@ -29,9 +32,21 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         lost: what it does when it is told to forget its state.
         closing: closes clients; used on home only.
         groups: keeps groups of workers; used on home only.
+        cuts: does what home asks for checkpoints.
+        checkpoints: home's, and what is known of their folder; None: there is none.
     """
 
-    def __init__(self, shard: ShardContext, lost: LostShard, closing: ClientClosing, groups: HomeGroups) -> None:
+    def __init__(
+        self,
+        shard: ShardContext,
+        lost: LostShard,
+        closing: ClientClosing,
+        groups: HomeGroups,
+        cuts: ShardCuts,
+        checkpoints: HomeCheckpoints | None,
+    ) -> None:
+        super().__init__(cuts)
+        self._checkpoints = checkpoints
         self._shard = shard
         self._lost = lost
         self._closing = closing
@@ -47,7 +62,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         shard.identity.check(request.header)
         tables = shard.state.tables()
         journal = shard.kept.status()
-        return shard_pb2.GetStatusResponse(
+        status = shard_pb2.GetStatusResponse(
             header=shard.header(request.header),
             version=version("shardam"),
             state=shard.serving_state,
@@ -75,7 +90,15 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             journal_problem=journal.problem,
             journal_bytes=journal.size_bytes,
             data_folder=str(shard.kept.folder or ""),
+            pre_image_bytes=shard.state.snapshots.kept_bytes,
         )
+        if self._checkpoints is not None:
+            status.checkpoint_root = str(self._checkpoints.catalogue.root)
+            status.checkpoint_problem = self._checkpoints.problem
+            last = self._checkpoints.jobs.last_checkpoint
+            if last is not None:
+                status.last_checkpoint.CopyFrom(last.message())
+        return status
 
     async def InstallTables(  # noqa: N802 - the service's name
         self,
