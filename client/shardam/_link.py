@@ -68,6 +68,7 @@ class ShardLink:
         lineage: lineage of its state then.
         timeline: timeline of its state then.
         acknowledged: last number of this client that the shard has answered or closed.
+        closed: last one whose end it has told, or the end of whose step: a part that is staged is not closed.
         lock: held while the link is opened again.
     """
 
@@ -79,6 +80,7 @@ class ShardLink:
         self.lineage = 0
         self.timeline = 0
         self.acknowledged = 0
+        self.closed = 0
         self.lock = threading.Lock()
         self._token = token
         self._registered = entry.incarnation
