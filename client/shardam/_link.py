@@ -145,12 +145,12 @@ class ShardLink:
         started = time.monotonic()
         try:
             answer = call(method(self), request, timeout_s=timeout_s, token=self._token, peer=self.peer)
-        except ValueError as error:  # gRPC's complaint about a closed channel: another thread has replaced it
-            raise ShardUnreachable(f"{self.peer}: {error}", metadata={"peer": self.peer}) from error
-        except ShardUnreachable as error:
-            if time.monotonic() - started >= timeout_s:
+        except ShardamError as error:  # some are ValueErrors, too
+            if isinstance(error, ShardUnreachable) and time.monotonic() - started >= timeout_s:
                 self._replace_if_silent(way, started, error)
             raise
+        except ValueError as error:  # gRPC's complaint about a closed channel: another thread has replaced it
+            raise ShardUnreachable(f"{self.peer}: {error}", metadata={"peer": self.peer}) from error
         way.heard_at = time.monotonic()
         return answer
 
