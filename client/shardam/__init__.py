@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 from shardam import errors, init
+from shardam._checkpoint_job import CheckpointJob
+from shardam._checkpoint_values import CheckpointInfo, RestoreReport, TableReport
 from shardam._connect import connect
 from shardam.cluster import Cluster
 from shardam.local import LocalCluster
@@ -37,6 +39,10 @@ __all__ = [
     "Rows",
     "PushResult",
     "AdamOptions",
+    "CheckpointJob",
+    "CheckpointInfo",
+    "RestoreReport",
+    "TableReport",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingCollection",
