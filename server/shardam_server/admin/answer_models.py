@@ -142,6 +142,7 @@ class TableModel(BaseModel):
     last_options: OptionsModel | None
     saturated_values: int | None
     nonfinite_pushes: int | None
+    read_only: bool = Field(description="true: restored for reading alone, pushes and row changes are refused")
     shards: list[TableOnShardModel]
     missing_shards: list[int] = Field(description="shards that did not answer")
 
