@@ -34,13 +34,22 @@ class ClusterTable:
     @property
     def table_step(self) -> int:
         """The highest step of any shard; with pushes in flight some shards may be behind."""
-        return max(info.table_step for info in self.by_shard.values())
+        return self.latest.table_step
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows over all shards; None while one does not answer."""
+        return self._total([info.num_rows for info in self.by_shard.values()])
+
+    @property
+    def latest(self) -> common_pb2.TableInfo:
+        """The table as the shard sees it that has stepped most."""
+        return max(self.by_shard.values(), key=lambda info: info.table_step)
 
     def to_json(self) -> Json:
         """Returns the table as /v1/tables shows it."""
         infos = self.by_shard.values()
-        latest = max(infos, key=lambda info: info.table_step)
-        num_rows = self._total([info.num_rows for info in infos])
+        latest, num_rows = self.latest, self.num_rows
         moments = None if num_rows is None else num_rows * self.spec.dim * _MOMENT_BYTES
         return {
             "name": self.spec.name,
