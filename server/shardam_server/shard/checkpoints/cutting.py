@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from shardam_proto.errors import ShardamError, StaleState
@@ -136,7 +136,7 @@ class Cutting:
         await self.drop(task_id)
 
     async def drop(self, task_id: int) -> None:
-        """Gives up what shards write, all of it with id zero; one that does not answer does so when it is told the next time."""
+        """Gives up what shards write, all of it with id zero; one that does not answer does so when it is told again."""
         await self._try_all(
             "told to give its files up", lambda index: self._cuts.drop_task(index, cut_pb2.DropTaskRequest(task_id=task_id))
         )
@@ -199,7 +199,10 @@ def _merged(
     Raises:
         StaleState: not the same changes everywhere (HOLD_EXPIRED), such as a client that was settled meanwhile.
     """
-    numbers = [{client.client_id: client.last_number for client in answer.clients if client.last_number} for answer in answers]
+    numbers: dict[bytes, set[int]] = {}  # a shard does not list a client that is over there: it lacks nothing
+    for answer in answers:
+        for client in answer.clients:
+            numbers.setdefault(client.client_id, set()).add(client.last_number)
     tables: dict[int, common_pb2.TableInfo] = {}
     for answer in answers:
         for table in answer.tables:
@@ -211,17 +214,16 @@ def _merged(
             merged.num_rows = num_rows
     if any(len(answer.tables) != len(tables) for answer in answers):
         raise _unequal("a table is not on all shards yet")
-    clients = {client_id: min(shard.get(client_id, 0) for shard in numbers) for shard in numbers for client_id in shard}
-    for client_id, number in clients.items():
-        if client_id not in without and any(shard.get(client_id, 0) != number for shard in numbers):
-            raise _unequal(f"client {client_id.hex()} has other numbers on other shards")
+    for client_id, found in numbers.items():
+        if client_id not in without and len(found) > 1:
+            raise _unequal(f"client {client_id.hex()} has numbers {sorted(found)}")
     return CutResult(
         hold_id,
         task_id,
         created_unix_s,
         tuple(answer.header.change_number for answer in answers),
         tuple(sorted(tables.values(), key=lambda table: table.spec.name)),
-        clients,
+        {client_id: min(found) for client_id, found in numbers.items()},
         sum(answer.size_bytes for answer in answers),
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from shardam_proto.errors import CheckpointRunning, ShardamError, UnknownCheckpoint
 from shardam_proto.v1 import job_pb2
@@ -138,15 +139,27 @@ class Jobs:
             holder = self._holder
             done = f", {100 * holder.done_bytes // holder.total_bytes} % done" if holder.total_bytes else ""
             raise CheckpointRunning(
-                f"{KIND_WORDS[holder.kind]} ({holder.checkpoint or 'job ' + holder.job_id}{done}) runs; try again once it has ended",
+                f"{KIND_WORDS[holder.kind]} ({holder.checkpoint or 'job ' + holder.job_id}{done}) runs; try again "
+                "once it has ended",
                 metadata={"job": holder.job_id, "checkpoint": holder.checkpoint},
             )
+
+    @contextlib.asynccontextmanager
+    async def alone(self, job: Job) -> AsyncIterator[None]:
+        """Has a job be the only one of those that have to be alone; waits for another one."""
+        if self._alone.locked():
+            job.phase = "waits for another job to end"
+        async with self._alone:
+            self._holder = job
+            try:
+                yield
+            finally:
+                self._holder = None
 
     async def _run(self, job: Job, work: Callable[[], Awaitable[None]], *, alone: bool) -> None:
         try:
             if alone:
-                async with self._alone:
-                    self._holder = job
+                async with self.alone(job):
                     await work()
             else:
                 await work()
@@ -160,8 +173,6 @@ class Jobs:
             logger.error("job %s failed", job.job_id, exc_info=error)
             self._fail(job, ShardamError(f"{type(error).__name__}: {error}; the home shard's log has the details"))
         finally:
-            if self._holder is job:
-                self._holder = None
             job.seconds = time.monotonic() - job.begun
             job.phase = ""
             job.under_way.set()
@@ -182,8 +193,8 @@ class Jobs:
         job = self._jobs.get(job_id)
         if job is None:
             raise UnknownCheckpoint(
-                f"no job has the id {job_id!r}: it was forgotten, or the home shard was started anew since; `shardam checkpoint "
-                "list` shows what is complete",
+                f"no job has the id {job_id!r}: it was forgotten, or the home shard was started anew since; `shardam "
+                "checkpoint list` shows what is complete",
                 metadata={"job": job_id},
             )
         return job

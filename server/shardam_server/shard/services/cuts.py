@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from shardam_proto.errors import BadOption, StaleState
@@ -34,6 +34,7 @@ class Cuts:
         catalogue: where checkpoints lie; None: nowhere.
         spare_bytes: bytes that stay free on a disk that is written to.
         when_final_expired: called with the id of a final hold that has run out.
+        adopt: takes note of a plan.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Cuts:
         catalogue: Catalogue | None,
         spare_bytes: int,
         when_final_expired: Callable[[int], None],
+        adopt: Callable[[cut_pb2.AdoptPlanRequest], Awaitable[cut_pb2.AdoptPlanResponse]],
     ) -> None:
         self._shard = shard
         self._catalogue = catalogue
         self._spare_bytes = spare_bytes
         self._when_final_expired = when_final_expired
+        self._adopt = adopt
         self._answers: dict[int, cut_pb2.CutResponse] = {}
 
     async def hold(self, request: cut_pb2.HoldRequest) -> cut_pb2.HoldResponse:
@@ -161,6 +164,14 @@ class Cuts:
             shard.tasks.start(request.task_id, work, work.total_bytes)
         return cut_pb2.CheckFilesResponse(header=shard.header(request.header))
 
+    async def adopt_plan(self, request: cut_pb2.AdoptPlanRequest) -> cut_pb2.AdoptPlanResponse:
+        """Learns of a plan.
+
+        Raises:
+            ShardamError: it cannot be taken over.
+        """
+        return await self._adopt(request)
+
     async def get_task(self, request: cut_pb2.GetTaskRequest) -> cut_pb2.GetTaskResponse:
         """Describes a task."""
         shard, task_id = self._shard, request.task_id
@@ -183,21 +194,17 @@ class Cuts:
         return cut_pb2.DropTaskResponse(header=self._shard.header(request.header))
 
     def _require_catalogue(self) -> Catalogue:
-        return require_catalogue(self._catalogue, self._shard.identity.index)
+        if self._catalogue is None:
+            raise no_folder(self._shard.identity.index)
+        return self._catalogue
 
 
-def require_catalogue(catalogue: Catalogue | None, index: int) -> Catalogue:
-    """Returns where checkpoints lie.
-
-    Raises:
-        BadOption: nowhere.
-    """
-    if catalogue is None:
-        raise BadOption(
-            f"shard {index} has no folder for checkpoints: start the shards with --checkpoint-dir (or --data-dir)",
-            metadata={"shard": str(index)},
-        )
-    return catalogue
+def no_folder(index: int) -> BadOption:
+    """Returns the error of a shard that has no folder for checkpoints."""
+    return BadOption(
+        f"shard {index} has no folder for checkpoints: start the shards with --checkpoint-dir (or --data-dir)",
+        metadata={"shard": str(index)},
+    )
 
 
 def held_clients(clients: Iterable[tuple[bytes, ClientEntry]]) -> list[cut_pb2.HeldClient]:
