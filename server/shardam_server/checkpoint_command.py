@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 
-from shardam_proto.errors import ShardamError
+from shardam_proto.errors import InvalidArgument, ShardamError
 from shardam_proto.v1 import checkpoint_pb2, common_pb2, job_pb2, table_pb2
 from shardam_server.admin.shard_calls import ShardCalls
 from shardam_server.checkpoint_settings import (
@@ -27,7 +27,7 @@ from shardam_server.checkpoint_words import (
     timestamp,
 )
 from shardam_server.cluster_calls import HOME, REQUEST_ID, open_calls
-from shardam_server.command_errors import UsageError
+from shardam_server.command_errors import CommandError, UsageError
 from shardam_server.confirming import confirm
 from shardam_server.flags import parse_named, parse_settings
 from shardam_server.job_progress import check_done, follow, make_progress
@@ -45,10 +45,13 @@ def run_checkpoint(arguments: Sequence[str]) -> int:
 
     Raises:
         UsageError: there is no such action, or a flag is wrong.
-        CommandError: it failed.
-        ShardamError: home refused or did not answer.
+        CommandError: it failed, or home refused what was asked.
+        ShardamError: home did not answer, or is not ready.
     """
-    return dispatch("checkpoint", ACTIONS, arguments)
+    try:
+        return dispatch("checkpoint", ACTIONS, arguments)
+    except InvalidArgument as error:  # flags are checked before; home refuses because of what it has
+        raise CommandError(error.message) from error
 
 
 def _create(arguments: list[str]) -> int:

@@ -21,7 +21,7 @@ def _check_checkpoint(name: str) -> str:
 
 def _check_tables(names: str) -> str:
     try:
-        for name in names.split(",") if names else []:
+        for name in names.split(","):
             check_name(name)
     except InvalidArgument as error:
         raise ValueError(error.message) from error
@@ -62,8 +62,8 @@ class CheckpointVerifySettings(CheckpointSettings):
 class CheckpointRestoreSettings(CheckpointSettings):
     """Settings of `shardam checkpoint restore`."""
 
-    tables: Annotated[str, AfterValidator(_check_tables)] = Field(
-        "", description="load these tables alone, by name with commas between; the cluster's others stay"
+    tables: Annotated[str, AfterValidator(_check_tables)] | None = Field(
+        None, description="load these tables alone, by name with commas between; the cluster's others stay"
     )
     allow_missing_tables: bool = Field(
         False, description="leave tables as they are that the checkpoint lacks; else they are a reason to refuse"

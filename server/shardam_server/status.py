@@ -18,6 +18,7 @@ from shardam_server.command_errors import CommandError
 from shardam_server.redis_errors import redis_unreachable
 from shardam_server.settings import StatusSettings
 from shardam_server.shard_words import JOURNAL_MODES, JOURNAL_STATES, problem_of, state_word, warning_of
+from shardam_server.status_checkpoints import NOT_ASKED, CheckpointsReport, ask_checkpoints
 from shardam_server.status_workers import NO_HOME, WorkersReport, ask_workers
 from shardam_server.terminal_text import aligned, bytes_words, duration_words
 
@@ -55,12 +56,14 @@ class ClusterReport:
         view: what Redis says.
         shards: one report per configured shard.
         workers: what home says of the workers.
+        checkpoints: what home says of the checkpoints.
     """
 
     cluster: str
     view: ClusterView
     shards: list[ShardReport]
     workers: WorkersReport = NO_HOME
+    checkpoints: CheckpointsReport = NOT_ASKED
 
     def _refusals(self) -> list[str]:
         """Says each refusal once, whatever the number of shards: a wrong token is refused by all in the same words."""
@@ -126,14 +129,15 @@ def read_report(settings: StatusSettings) -> ClusterReport:
     with concurrent.futures.ThreadPoolExecutor(min(num_shards, _MAX_CALLS)) as pool:
         pending = [pool.submit(_ask_shard, index, view.shards.get(index), cluster_id, settings) for index in range(num_shards)]
         shards = [future.result() for future in pending]
-    return ClusterReport(settings.cluster, view, shards, _ask_home(shards[0], cluster_id, settings))
+    return ClusterReport(settings.cluster, view, shards, *_ask_home(shards[0], cluster_id, settings))
 
 
-def _ask_home(home: ShardReport, cluster_id: str, settings: StatusSettings) -> WorkersReport:
-    """Asks home for the workers if it has answered, so that one that is away costs one time-out and one message."""
+def _ask_home(home: ShardReport, cluster_id: str, settings: StatusSettings) -> tuple[WorkersReport, CheckpointsReport]:
+    """Asks home for workers and checkpoints if it has answered: one that is away costs one time-out and one message."""
     if home.entry is None or home.status is None:
-        return NO_HOME
-    return ask_workers(home.entry.address, _header(home.entry, cluster_id, settings), settings)
+        return NO_HOME, NOT_ASKED
+    address, header = home.entry.address, _header(home.entry, cluster_id, settings)
+    return ask_workers(address, header, settings), ask_checkpoints(address, header, home.status, settings)
 
 
 def _header(entry: ShardEntry, cluster_id: str, settings: StatusSettings) -> common_pb2.RequestHeader:
@@ -185,6 +189,7 @@ def report_as_json(report: ClusterReport) -> str:
         "warnings": report.warnings,
         "shards": [_shard_as_json(shard) for shard in report.shards],
         **report.workers.to_json(),
+        **report.checkpoints.to_json(),
     }
     return json.dumps(value) + "\n"
 
@@ -201,6 +206,7 @@ def _shard_as_json(shard: ShardReport) -> dict[str, object]:
             "journal_state": JOURNAL_STATES.get(shard.status.journal_state),
             "journal_problem": shard.status.journal_problem or None,
             "data_folder": shard.status.data_folder or None,
+            "checkpoint_problem": shard.status.checkpoint_problem or None,
         }
     return value
 
@@ -219,6 +225,7 @@ def report_as_text(report: ClusterReport) -> str:
         kept = [_kept(shard.index, shard.status) for shard in report.shards if shard.status is not None]
         lines += ["", *aligned(kept), ""] if kept else [""]
         lines += [*aligned(report.workers.table()), *report.workers.notes(), ""]
+        lines += [*report.checkpoints.lines(), ""]
         lines += [f"note: {warning}" for warning in report.warnings]
     lines += [f"missing: {problem}" for problem in report.problems] or ["all shards are ready"]
     return "\n".join(lines) + "\n"
@@ -241,6 +248,7 @@ _STATUS_FIELDS = (
     "parked_requests",
     "num_clients",
     "journal_bytes",
+    "pre_image_bytes",
 )
 """Fields of GetStatusResponse that the JSON form hands on."""
 
