@@ -81,6 +81,7 @@ class ShardServicer(CutCalls):
             journal_problem=journal.problem,
             journal_bytes=journal.size_bytes,
             data_folder=str(shard.kept.folder or ""),
+            pre_image_bytes=shard.state.snapshots.kept_bytes,
         )
 
     async def InstallTables(  # noqa: N802 - the service's name
