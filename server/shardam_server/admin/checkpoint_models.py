@@ -176,3 +176,28 @@ class RestoreBody(RequestModel):
     accept_arithmetic_change: bool = Field(
         False, description="load a checkpoint of an older arithmetic version; steps may then come out with other bits"
     )
+
+
+class ClusterModel(BaseModel):
+    """The cluster as Redis knows it."""
+
+    cluster: str
+    version: str = Field(description="version of the admin API's package")
+    cluster_id: str | None
+    seed: str | None
+    num_shards: int | None
+    num_buckets: int
+    epoch: int | None
+    routing_version: int | None
+    ready: bool = Field(description="true: every shard takes pulls and changes, as /readyz says")
+    waiting_for: list[str]
+    warnings: list[str] = Field(description="what an operator should know of shards that serve")
+    redis: str = Field(description="Redis' URL without its password")
+    redis_error: str | None = Field(description="why Redis does not answer; the last known view is shown then")
+    checkpoint_root: str | None = Field(
+        description="folder of checkpoints on home's host; null: there is none, or home is away"
+    )
+    last_checkpoint: JobModel | None = Field(
+        description="the checkpoint that is being made, or else the last that was tried; null: none since home was started"
+    )
+    jobs: list[JobModel] | None = Field(description="what home does now; null: home does not say")
