@@ -315,18 +315,22 @@ class RowStorage:
         """Puts distinct rows and their counters back as they were read.
 
         Raises:
-            OutOfMemory: the device has no room.
+            OutOfMemory: the device has no room; the storage is of no use.
         """
         self.reserve(row_ids.size)
-        self.write(row_ids, components, change_number=0)
-        slots = self.lookup(row_ids)
+        slots = np.empty(row_ids.size, np.int64)
+        self._index.insert(row_ids, slots, np.empty(row_ids.size, np.uint8))
+        try:
+            self._records.fill(slots, components)
+        except MemoryError as error:
+            raise self._out_of_memory(f"{row_ids.size} rows", error) from error
         self._change_numbers[slots] = counters.change_number
         self._touched_steps[slots] = counters.touched_step
         if self._counts_row_steps:
             self._row_steps[slots] = counters.row_step
 
     def restore_saturated(self, saturated_values: int) -> None:
-        """Puts the count of saturated values back; putting rows back saturates none, but making them may."""
+        """Puts the count of saturated values back; putting rows back saturates none."""
         self._saturated_before = saturated_values - self._records.saturated_values
 
     # -- reads

@@ -99,16 +99,16 @@ class Creation:
         self._catalogue.prepare()
         self._catalogue.remove_incomplete()
         self._extras.remove_old()
-        return self._catalogue.new_folder(name)
+        return self._catalogue.new_folder(name).name
 
     async def _cut(self, job: Job, terms: Terms, task_id: int) -> CutResult:
         """Cuts, as often as it takes."""
-        tries = Tries()
+        tries, folder = Tries(), self._catalogue.relative(self._catalogue.resolve(job.checkpoint))
         while True:
             job.attempts += 1
             job.phase = "brings all shards to the same changes"
             try:
-                result = await self._cutting.cut(self._relative(job.checkpoint), task_id, without=tries.without)
+                result = await self._cutting.cut(folder, task_id, without=tries.without)
             except ShardamError as error:
                 job.problem = error.message
                 await tries.wait_after(error)
@@ -116,9 +116,6 @@ class Creation:
             else:
                 terms.cut, job.problem = True, ""
                 return result
-
-    def _relative(self, name: str) -> str:
-        return f"{self._catalogue.cluster}/{name}"
 
     async def written(self, job: Job, cut: CutResult) -> list[checkpoint_pb2.CheckpointShard]:
         """Waits until all shards have written their files.
@@ -176,7 +173,7 @@ class Creation:
             created_unix_s=cut.created_unix_s,
             seconds=time.time() - cut.created_unix_s,
             version=version("shardam"),
-            cluster_name=catalogue.cluster,
+            cluster_name=catalogue.folder.name,
             cluster_id=cluster.cluster_id,
             seed=cluster.seed,
             timeline=identity.timeline,

@@ -111,9 +111,9 @@ class BaseReader:
             case "rows":
                 self._read_rows(record.rows, arrays)
             case "client":
-                self._state.clients.put(record.client.client_id, _client_entry(record.client))
+                self._state.clients.put(record.client.client_id, client_entry(record.client))
             case "group":
-                self._state.groups.put(_group_entry(record.group))
+                self._state.groups.put(group_entry(record.group))
             case "staged_part":
                 self._state.groups.put_part(self._staged_part(record.staged_part, arrays))
             case "end":
@@ -161,7 +161,8 @@ class BaseReader:
             table.storage.restore_saturated(saturated_values)
 
 
-def _client_entry(message: journal_pb2.StoredClient) -> ClientEntry:
+def client_entry(message: journal_pb2.StoredClient) -> ClientEntry:
+    """Converts a client as it is kept."""
     outcomes = {
         stored.number: (
             stored.digest,
@@ -184,6 +185,7 @@ def _client_entry(message: journal_pb2.StoredClient) -> ClientEntry:
     )
 
 
-def _group_entry(message: journal_pb2.StoredGroup) -> GroupEntry:
+def group_entry(message: journal_pb2.StoredGroup) -> GroupEntry:
+    """Converts a group as it is kept."""
     decision = decode_decision(message.decision) if message.HasField("decision") else None
     return GroupEntry(decode_group(message.group), message.step, decision)
