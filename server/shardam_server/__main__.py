@@ -153,6 +153,16 @@ def _table(arguments: list[str]) -> int:
     return run_table(arguments)
 
 
+def _reshard(arguments: list[str]) -> int:
+    from shardam_server.flags import parse_settings
+    from shardam_server.reshard_settings import ReshardSettings
+
+    settings = parse_settings("reshard", ReshardSettings, arguments, COMMANDS["reshard"].about)
+    from shardam_server.reshard_command import run_reshard
+
+    return run_reshard(settings)
+
+
 def _demo(arguments: list[str]) -> int:
     from shardam_server.demo_command import run_demo
 
@@ -205,6 +215,11 @@ COMMANDS: dict[str, Command] = {
         "Lists tables, exports one to a file, imports one from it (safetensors or npz).",
         "shardam table export items --out items.safetensors",
         _table,
+    ),
+    "reshard": Command(
+        "Moves the rows of a running cluster to another number of shards; workers wait and go on.",
+        "shardam reshard --shards 4 --redis redis://host:6379/0",
+        _reshard,
     ),
     "demo": Command(
         "Trains a recommender with workers against shards, beside the same model trained locally.",

@@ -15,7 +15,7 @@ from shardam_proto.v1 import checkpoint_pb2, common_pb2, cut_pb2, job_pb2
 from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.cutting import CutResult, Cutting, Tries
 from shardam_server.shard.checkpoints.extras import Extras
-from shardam_server.shard.checkpoints.jobs import Job
+from shardam_server.shard.checkpoints.jobs import Job, ReportProgress
 from shardam_server.shard.checkpoints.manifest import CheckpointFile, Manifest, ShardFiles, StoredTable
 from shardam_server.shard.identity import ShardIdentity, random_63_bits
 from shardam_server.shard.option_messages import decode_options
@@ -85,8 +85,9 @@ class Creation:
         job.checkpoint, task_id = name, random_63_bits()
         try:
             cut = await self._cut(job, terms, task_id)
+            job.advance(0, cut.size_bytes, "writes files")
             job.under_way.set()
-            shards = await self.written(job, cut)
+            shards = await self.written(job.advance, cut)
             await asyncio.to_thread(self.complete, name, cut, shards, terms.additions, group_step)
         except BaseException:
             await asyncio.shield(self._undo(name, task_id))
@@ -117,7 +118,7 @@ class Creation:
                 terms.cut, job.problem = True, ""
                 return result
 
-    async def written(self, job: Job, cut: CutResult) -> list[checkpoint_pb2.CheckpointShard]:
+    async def written(self, report_progress: ReportProgress, cut: CutResult) -> list[checkpoint_pb2.CheckpointShard]:
         """Waits until all shards have written their files.
 
         Raises:
@@ -143,7 +144,7 @@ class Creation:
                     written[index] = answer.written
                 elif answer.state != job_pb2.JOB_STATE_RUNNING:
                     raise _not_written(index, answer)
-            job.advance(sum(one for one, _ in done.values()), sum(one for _, one in done.values()), "writes files")
+            report_progress(sum(one for one, _ in done.values()), sum(one for _, one in done.values()), "writes files")
             if len(written) == len(self._cuts.shards):
                 return [written[index] for index in sorted(written)]
             await asyncio.sleep(POLL_S)
