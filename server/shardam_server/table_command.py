@@ -100,7 +100,8 @@ def _import(arguments: list[str]) -> int:
 def _imported_text(imported: Imported, file: TableFile) -> str:
     made = ", created" if imported.created else ""
     step = "moments begin anew" if imported.moments_reset else f"step {imported.table_step}"
-    lines = [f"table {imported.table}{made}: {imported.num_rows} rows written, {step}"]
+    deleted = f", {imported.num_deleted} others deleted" if imported.num_deleted else ""
+    lines = [f"table {imported.table}{made}: {imported.num_rows} rows written{deleted}, {step}"]
     if imported.other_seed:
         lines.append("note: rows that are not in the file start from other initial weights than where it was exported")
     if not imported.one_moment:

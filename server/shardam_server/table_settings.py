@@ -46,6 +46,6 @@ class TableImportSettings(TableSettings):
         None, description="name of the table in the cluster; without it the name that it had when it was exported"
     )
     overwrite: bool = Field(
-        False, description="write into a table that has rows: those with an id of the file are replaced, others stay"
+        False, description="a table that has rows or steps becomes what the file says; rows that are not in it are deleted"
     )
     weights_only: bool = Field(False, description="read weights alone: moments begin anew, and the table's step stays")

@@ -145,6 +145,7 @@ class ImportedTableModel(BaseModel):
     table: str
     created: bool = Field(description="true: the cluster did not have it before")
     num_rows: int = Field(description="rows written")
+    num_deleted: int = Field(description="rows that the table had and the file has not (overwrite)")
     table_step: int
     moments_reset: bool = Field(description="true: moments and steps were not read")
     other_seed: bool = Field(

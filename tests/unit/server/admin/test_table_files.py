@@ -79,8 +79,8 @@ def test_a_table_that_does_not_exist_has_no_file(client: TestClient, filled: Fak
 def test_an_import_of_rows_into_a_table_that_has_some_needs_overwrite(client: TestClient, filled: FakeCluster) -> None:
     content = client.get("/v1/tables/items:export").content
     response = client.post("/v1/tables/items:import", content=content)
-    assert is_problem(response, 400, "BAD_OPTION")
-    assert "has 5 rows already; import with overwrite" in response.json()["detail"]
+    assert is_problem(response, 409, "CHECKPOINT_MISMATCH")
+    assert "has 5 rows and step 3, which the file would replace; import with overwrite" in response.json()["detail"]
 
 
 @pytest.mark.parametrize(
