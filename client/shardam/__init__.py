@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardam import errors, init
 from shardam._connect import connect
+from shardam._table_files import ExportReport, ImportReport
 from shardam.cluster import Cluster
 from shardam.local import LocalCluster
 from shardam.table import PushResult, Rows, Table, TableInfo, TableStats
@@ -36,6 +37,8 @@ __all__ = [
     "TableStats",
     "Rows",
     "PushResult",
+    "ExportReport",
+    "ImportReport",
     "AdamOptions",
     "Embedding",
     "EmbeddingBag",

@@ -35,6 +35,8 @@ def test_all_lists_the_public_names() -> None:
         "TableStats",
         "Rows",
         "PushResult",
+        "ExportReport",
+        "ImportReport",
         "AdamOptions",
         "Embedding",
         "EmbeddingBag",
