@@ -19,6 +19,7 @@ from shardam_kernels.factors import AdamOptions
 from shardam_proto.schema import TableSpec
 
 if TYPE_CHECKING:
+    from shardam._localize import localize
     from shardam.amp import GradScaler
     from shardam.collection import EmbeddingCollection
     from shardam.embedding import Embedding
@@ -45,6 +46,7 @@ __all__ = [
     "EmbeddingCollection",
     "SparseAdam",
     "GradScaler",
+    "localize",
     "init",
     "errors",
     "__version__",
@@ -57,6 +59,7 @@ _NEED_TORCH = {
     "EmbeddingCollection": "shardam.collection",
     "SparseAdam": "shardam.optimizer",
     "GradScaler": "shardam.amp",
+    "localize": "shardam._localize",
 }
 """Public name -> the module that has it."""
 

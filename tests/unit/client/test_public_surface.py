@@ -43,6 +43,7 @@ def test_all_lists_the_public_names() -> None:
         "EmbeddingCollection",
         "SparseAdam",
         "GradScaler",
+        "localize",
         "init",
         "errors",
         "__version__",
