@@ -31,6 +31,7 @@ class HoldRequest(_message.Message):
     HOLD_ID_FIELD_NUMBER: _builtins.int
     HOLD_S_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
+    RENEWS_FIELD_NUMBER: _builtins.int
     hold_id: _builtins.int
     """Random; names the hold."""
     hold_s: _builtins.float
@@ -39,6 +40,8 @@ class HoldRequest(_message.Message):
     """True: the state moves to other shards. When this hold runs out, the shard goes on only once Redis has told it that nothing
     was decided.
     """
+    renews: _builtins.bool
+    """True: only lengthen a hold that is there; one that has ended is refused with HOLD_EXPIRED."""
     @_builtins.property
     def header(self) -> _common_pb2.RequestHeader:
         """Header."""
@@ -50,10 +53,11 @@ class HoldRequest(_message.Message):
         hold_id: _builtins.int = ...,
         hold_s: _builtins.float = ...,
         final: _builtins.bool = ...,
+        renews: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["final", b"final", "header", b"header", "hold_id", b"hold_id", "hold_s", b"hold_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["final", b"final", "header", b"header", "hold_id", b"hold_id", "hold_s", b"hold_s", "renews", b"renews"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

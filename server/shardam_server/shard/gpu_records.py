@@ -253,6 +253,17 @@ class GpuRecords:
                 self._records, slots, {name: np.ascontiguousarray(values) for name, values in components.items()}
             )
 
+    def fill(self, slots: Int64s, components: Mapping[str, Float32s]) -> None:
+        """Writes all components of distinct slots, and zeros between them.
+
+        Raises:
+            MemoryError: the device has no room; the slots hold anything.
+        """
+        rest = {name: values for name, values in components.items() if name != WEIGHT}
+        with self._device.work():
+            self._saturated += self._kernels.initialize(self._records, slots, np.ascontiguousarray(components[WEIGHT]))
+        self.write(slots, rest)
+
     @property
     def saturated_values(self) -> int:
         """Values that lay beyond the weights' dtype so far and were saturated."""

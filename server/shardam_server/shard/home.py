@@ -18,8 +18,8 @@ from shardam_server.shard.context import ShardContext
 from shardam_server.shard.identity import random_63_bits
 from shardam_server.shard.peers import Peers
 from shardam_server.shard.registration import Registration
-from shardam_server.shard.storage import fold_initializer
 from shardam_server.shard.table import Table, table_from_info
+from shardam_server.shard.table_initializers import fold_initializer
 
 
 class Home:

@@ -113,6 +113,8 @@ class ShardGauges:
         streams: open streams.
         staged_parts: parts that wait for their step's decision.
         staged_bytes: bytes of their ids and gradients.
+        pre_image_bytes: bytes of rows that are kept as they were at a cut.
+        pre_image_wait_s: seconds that changes have waited so far for such rows to be written.
     """
 
     tables: dict[str, tuple[int, int]]
@@ -129,6 +131,8 @@ class ShardGauges:
     streams: int = 0
     staged_parts: int = 0
     staged_bytes: int = 0
+    pre_image_bytes: int = 0
+    pre_image_wait_s: float = 0.0
 
 
 def resident_bytes() -> int:
@@ -164,9 +168,19 @@ class _GaugeCollector(Collector):
             self._gauge("shardam_streams", "Open Exchange streams.", gauges.streams),
             self._gauge("shardam_staged_parts", "Parts of sync groups' steps that are not decided yet.", gauges.staged_parts),
             self._gauge("shardam_staged_bytes", "Bytes of such parts' ids and gradients.", gauges.staged_bytes),
+            self._gauge(
+                "shardam_pre_image_bytes",
+                "Bytes of rows kept as they were when a base or checkpoint was begun.",
+                gauges.pre_image_bytes,
+            ),
+            self._gauge(
+                "shardam_pre_image_wait_seconds",
+                "Seconds that changes have waited so far because too many such rows were kept.",
+                gauges.pre_image_wait_s,
+            ),
         ]
 
-    def _gauge(self, name: str, text: str, value: int) -> GaugeMetricFamily:
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         gauge = GaugeMetricFamily(name, text, labels=LABELS)
         gauge.add_metric(self._label_values, value)
         return gauge

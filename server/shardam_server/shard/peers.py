@@ -30,14 +30,18 @@ class Peers:
     Args:
         identity: who calls; its cluster's id is sent with every call.
         token: the cluster's token, or None.
+
+    Attributes:
+        metadata: sent with every call.
     """
 
     def __init__(self, identity: ShardIdentity, token: str | None) -> None:
         self._identity = identity
-        self._metadata = token_metadata(token)
+        self.metadata = token_metadata(token)
         self._channels: dict[int, tuple[str, grpc.aio.Channel]] = {}
 
-    def _header(self, peer: ShardEntry, timeout_s: float = PEER_TIMEOUT_S) -> common_pb2.RequestHeader:
+    def header(self, peer: ShardEntry, timeout_s: float = PEER_TIMEOUT_S) -> common_pb2.RequestHeader:
+        """Returns the header of a request to a peer."""
         return common_pb2.RequestHeader(
             protocol_version=PROTOCOL_VERSION,
             cluster_id=self._identity.require_cluster().cluster_id,
@@ -54,11 +58,11 @@ class Peers:
         await asyncio.gather(*(self._install(peer, tables) for peer in peers))
 
     async def _install(self, peer: ShardEntry, tables: Sequence[common_pb2.TableInfo]) -> None:
-        request = shard_pb2.InstallTablesRequest(header=self._header(peer), tables=tables)
+        request = shard_pb2.InstallTablesRequest(header=self.header(peer), tables=tables)
         async with grpc.aio.insecure_channel(peer.address, options=CHANNEL_OPTIONS) as channel:
             stub: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(channel)
             try:
-                await stub.InstallTables(request, timeout=PEER_TIMEOUT_S, metadata=self._metadata)
+                await stub.InstallTables(request, timeout=PEER_TIMEOUT_S, metadata=self.metadata)
             except grpc.RpcError as error:
                 raise translate(error, f"shard {peer.index} at {peer.address}") from error
 
@@ -73,9 +77,9 @@ class Peers:
         async with grpc.aio.insecure_channel(peer.address, options=CHANNEL_OPTIONS) as channel:
             stub: table_pb2_grpc.TableServiceAsyncStub = table_pb2_grpc.TableServiceStub(channel)
             while True:
-                request = table_pb2.ListTablesRequest(header=self._header(peer), after_name=after)
+                request = table_pb2.ListTablesRequest(header=self.header(peer), after_name=after)
                 try:
-                    page = await stub.ListTables(request, timeout=PEER_TIMEOUT_S, metadata=self._metadata)
+                    page = await stub.ListTables(request, timeout=PEER_TIMEOUT_S, metadata=self.metadata)
                 except grpc.RpcError as error:
                     raise translate(error, f"shard {peer.index} at {peer.address}") from error
                 steps.update({table.table_id: table.table_step for table in page.tables})
@@ -89,9 +93,9 @@ class Peers:
         Raises:
             ShardamError: the peer refused or did not answer; repeating the call is safe.
         """
-        request = shard_pb2.EndClientRequest(header=self._header(peer, CLIENT_TIMEOUT_S), client_id=client_id)
-        async with self._kept_channel(peer) as stub:
-            return await stub.EndClient(request, timeout=CLIENT_TIMEOUT_S, metadata=self._metadata)
+        request = shard_pb2.EndClientRequest(header=self.header(peer, CLIENT_TIMEOUT_S), client_id=client_id)
+        async with self.kept_channel(peer) as stub:
+            return await stub.EndClient(request, timeout=CLIENT_TIMEOUT_S, metadata=self.metadata)
 
     async def end_clients(self, peer: ShardEntry) -> list[shard_pb2.EndedClient]:
         """Ends all clients on a peer; returns those whose numbers may be unequal on other shards.
@@ -102,9 +106,9 @@ class Peers:
         ended: list[shard_pb2.EndedClient] = []
         after = b""
         while True:
-            request = shard_pb2.EndClientsRequest(header=self._header(peer), after_client_id=after)
-            async with self._kept_channel(peer) as stub:
-                page = await stub.EndClients(request, timeout=PEER_TIMEOUT_S, metadata=self._metadata)
+            request = shard_pb2.EndClientsRequest(header=self.header(peer), after_client_id=after)
+            async with self.kept_channel(peer) as stub:
+                page = await stub.EndClients(request, timeout=PEER_TIMEOUT_S, metadata=self.metadata)
             ended.extend(page.clients)
             after = page.next_after_client_id
             if not after:
@@ -125,10 +129,10 @@ class Peers:
             ShardamError: the peer refused or did not answer; repeating the call is safe.
         """
         request = shard_pb2.SettleClientRequest(
-            header=self._header(peer, CLIENT_TIMEOUT_S), client_id=client_id, numbers=numbers, settled=settled
+            header=self.header(peer, CLIENT_TIMEOUT_S), client_id=client_id, numbers=numbers, settled=settled
         )
-        async with self._kept_channel(peer) as stub:
-            await stub.SettleClient(request, timeout=CLIENT_TIMEOUT_S, metadata=self._metadata)
+        async with self.kept_channel(peer) as stub:
+            await stub.SettleClient(request, timeout=CLIENT_TIMEOUT_S, metadata=self.metadata)
 
     async def update_group(self, peer: ShardEntry, request: shard_pb2.UpdateGroupRequest) -> shard_pb2.UpdateGroupResponse:
         """Brings a group on a peer to where it is here; the request's header is set.
@@ -136,9 +140,9 @@ class Peers:
         Raises:
             ShardamError: the peer refused or did not answer; repeating the call is safe.
         """
-        request.header.CopyFrom(self._header(peer, CLIENT_TIMEOUT_S))
-        async with self._kept_channel(peer) as stub:
-            return await stub.UpdateGroup(request, timeout=CLIENT_TIMEOUT_S, metadata=self._metadata)
+        request.header.CopyFrom(self.header(peer, CLIENT_TIMEOUT_S))
+        async with self.kept_channel(peer) as stub:
+            return await stub.UpdateGroup(request, timeout=CLIENT_TIMEOUT_S, metadata=self.metadata)
 
     async def check_step(self, peer: ShardEntry, request: shard_pb2.CheckStepRequest) -> shard_pb2.CheckStepResponse:
         """Asks a peer whether a step may be applied; the request's header is set.
@@ -146,12 +150,12 @@ class Peers:
         Raises:
             ShardamError: the peer refused or did not answer; it changes nothing.
         """
-        request.header.CopyFrom(self._header(peer))
-        async with self._kept_channel(peer) as stub:
-            return await stub.CheckStep(request, timeout=PEER_TIMEOUT_S, metadata=self._metadata)
+        request.header.CopyFrom(self.header(peer))
+        async with self.kept_channel(peer) as stub:
+            return await stub.CheckStep(request, timeout=PEER_TIMEOUT_S, metadata=self.metadata)
 
     @contextlib.asynccontextmanager
-    async def _kept_channel(self, peer: ShardEntry) -> AsyncIterator[shard_pb2_grpc.ShardServiceAsyncStub]:
+    async def kept_channel(self, peer: ShardEntry) -> AsyncIterator[shard_pb2_grpc.ShardServiceAsyncStub]:
         """Yields a stub on a channel that is kept: every write over REST ends a client, every step of a group is told.
 
         A call that another one's move to a new address cuts off has failed like any other: its task goes on.

@@ -307,6 +307,8 @@ class ShardProcess:
             streams=self._shard.streams.num_open,
             staged_parts=len(parts),
             staged_bytes=sum(part.num_bytes for part in parts),
+            pre_image_bytes=self._shard.state.snapshots.kept_bytes,
+            pre_image_wait_s=self._shard.state.snapshots.waited_s,
             memory={
                 "records": sum(table.storage.record_bytes for table in tables),
                 "index": sum(table.storage.index_bytes for table in tables),

@@ -106,6 +106,14 @@ class Records(Protocol):
         """
         ...
 
+    def fill(self, slots: Int64s, components: Mapping[str, Float32s]) -> None:
+        """Writes all components, float32 [N, dim] each, of distinct slots, whatever they held: rows that are put back.
+
+        Raises:
+            MemoryError: the device has no room; the slots hold anything.
+        """
+        ...
+
     @property
     def saturated_values(self) -> int:
         """Values that lay beyond the weights' dtype so far and were saturated."""
@@ -236,6 +244,10 @@ class CpuRecords:
         contiguous = {name: np.ascontiguousarray(values) for name, values in components.items()}  # before anything is written
         for name, values in contiguous.items():
             self._saturated += native.write_component(self._records, name, slots, values)
+
+    def fill(self, slots: Int64s, components: Mapping[str, Float32s]) -> None:
+        """Writes all components of distinct slots; between them a slot holds zeros, used before or not."""
+        self.write(slots, components)
 
     @property
     def saturated_values(self) -> int:

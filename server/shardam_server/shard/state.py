@@ -15,6 +15,7 @@ from shardam_server.shard.groups.entries import Groups
 from shardam_server.shard.groups.pending_rows import PendingRows
 from shardam_server.shard.journal import change_records
 from shardam_server.shard.journal.interface import Journal, NoJournal
+from shardam_server.shard.pre_images import OpenSnapshots
 from shardam_server.shard.records import Device, Int64s
 from shardam_server.shard.row_limits import check_room
 from shardam_server.shard.staged_steps import discard_all, stage_all
@@ -43,6 +44,7 @@ class ShardState:
         change_number: how many changes have been applied on this timeline.
         groups: groups of workers, and parts that wait for their step's decision.
         pending_rows: rows that these parts will create.
+        snapshots: copies of it that are being made while changes go on.
         half_applied: what went wrong while a change was applied, and what to do; empty: nothing. Set before the locks of its
             tables are given back.
         when_half_applied: called then, on the sequencer's thread.
@@ -60,6 +62,7 @@ class ShardState:
         self._tables_by_id: dict[int, Table] = {}
         self._tables_by_name: dict[str, Table] = {}
         self.pending_rows = PendingRows(self.groups, self.table)
+        self.snapshots = OpenSnapshots()
         self._install_lock = threading.Lock()
 
     def check_whole(self) -> None:
@@ -311,12 +314,14 @@ class ShardState:
         Raises:
             EtagMismatch: the condition does not hold; nothing has changed.
             NotAMember: there is a sync group, and the change is not a member's.
+            OutOfMemory: a snapshot has no room for the rows; nothing has changed.
         """
         self.groups.check_row_change(origin)
         with self.write_locks([table]):
             check_condition(table, row_ids, condition)
             change_number = self.change_number + 1
-            with self.journaled(change_records.delete_record(change_number, origin, table, row_ids)):
+            record = change_records.delete_record(change_number, origin, table, row_ids)
+            with self.journaled(record, undone_by=(OutOfMemory,)):
                 return self._close_rows(origin, table.delete(row_ids), change_number)
 
     def clear_moments(
@@ -378,7 +383,8 @@ class ShardState:
 
     @contextlib.contextmanager
     def write_locks(self, tables: Sequence[Table]) -> Iterator[None]:
-        """Holds tables for writing."""
+        """Holds tables for writing, once snapshots have room for what that may change."""
+        self.snapshots.wait_for_room()
         with contextlib.ExitStack() as stack:
             for table in sorted(tables, key=lambda table: table.table_id):  # one order for all: no deadlock with reads
                 stack.enter_context(table.lock.write())

@@ -14,49 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from shardam_kernels import initializers, native
-from shardam_kernels.factors import AdamOptions, Factors, OptionError, row_step_factors
+from shardam_kernels.factors import Factors
+from shardam_kernels.hashing import mix64
 from shardam_kernels.layout import Layout, layout
 from shardam_kernels.row_steps import Rounding, RowSteps
-from shardam_proto.errors import BadOption, JournalDamaged, OutOfMemory
-from shardam_proto.schema import Constant, Normal, TableSpec, Uniform, XavierNormal, XavierUniform
-from shardam_server.shard.records import Float32s, Gradients, Int64s, Records, StagedStep
+from shardam_proto.errors import OutOfMemory
+from shardam_proto.schema import TableSpec
+from shardam_server.shard.records import Float32s, Gradients, Int64s, Records
+from shardam_server.shard.row_watchers import RowWatchers
+from shardam_server.shard.table_initializers import fold_initializer
+from shardam_server.shard.table_steps import RowStepValues, StagedUpdate, Step, values_by_id
 
 Counter = TypeVar("Counter", np.int64, np.uint64, np.uint32)
 
 _FIRST_COUNTERS = 64
 """Slots that the per-row counters have room for at first; thousands of small tables must stay small."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RowStepValues:
-    """What rows that count their own steps go through in one step, by ascending id.
-
-    Attributes:
-        steps: uint32 [U], each row's own step after it.
-        factors: float32 [U], each row's s.
-    """
-
-    steps: npt.NDArray[np.uint32]
-    factors: Float32s
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One optimizer step of a table.
-
-    Attributes:
-        options: its hyper-parameters.
-        factors: their float32 factors at table_step.
-        table_step: t after it.
-        change_number: the shard's change that it is part of.
-        recorded: of a step that is replayed from a journal: what its rows went through; None: computed.
-    """
-
-    options: AdamOptions
-    factors: Factors
-    table_step: int
-    change_number: int
-    recorded: RowStepValues | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,22 +47,22 @@ class RowCounters:
 
 
 @dataclasses.dataclass(frozen=True)
-class StagedUpdate:
-    """A step that is ready to be applied.
+class RowCopies:
+    """Rows that exist, whole.
 
     Attributes:
-        slots: int64 [U].
-        new_ids: rows that exist only for this step.
-        row_steps: uint32 [U], each row's own step after it; None in table step mode.
-        values: the same with each row's s, by ascending id, for a journal; None in table step mode.
-        on_device: what the device needs.
+        row_ids: int64 [N].
+        weight: float32 [N, dim].
+        exp_avg: float32 [N, dim].
+        exp_avg_sq: float32 [N, dim].
+        counters: of each.
     """
 
-    slots: Int64s
-    new_ids: Int64s
-    row_steps: npt.NDArray[np.uint32] | None
-    values: RowStepValues | None
-    on_device: StagedStep
+    row_ids: Int64s
+    weight: Float32s
+    exp_avg: Float32s
+    exp_avg_sq: Float32s
+    counters: RowCounters
 
 
 class RowStorage:
@@ -100,6 +72,9 @@ class RowStorage:
         spec: the table's schema.
         initial: what rows are before their first push.
         records: an empty record store of some device.
+
+    Attributes:
+        watchers: see rows before they are changed.
     """
 
     def __init__(self, spec: TableSpec, initial: initializers.InitialRows, records: Records) -> None:
@@ -114,6 +89,7 @@ class RowStorage:
         self._touched_steps = np.zeros(0, np.int64)
         self._row_steps = np.zeros(0, np.uint32)
         self._saturated_before = 0
+        self.watchers = RowWatchers()
 
     @property
     def num_rows(self) -> int:
@@ -175,27 +151,30 @@ class RowStorage:
             JournalDamaged: the step is replayed, and a row's recorded step is not its next one; nothing has changed.
         """
         row_ids = gradients.row_ids
+        watching = self._watch(row_ids)
         slots, new_ids = self._insert(row_ids)
         try:
             row_steps = self._row_steps[slots] + np.uint32(1) if self._counts_row_steps else None
-            values = None if row_steps is None else _values_by_id(row_ids, row_steps, step)
+            values = None if row_steps is None else values_by_id(row_ids, row_steps, step)
             on_device = self._records.stage(
                 slots, gradients, step.factors, self._kernel_steps(row_ids, row_steps, values, step)
             )
         except MemoryError as error:
-            self.delete(new_ids)
+            self._remove(new_ids)
             raise self._out_of_memory(f"a step of {slots.size} rows", error) from error
         except BaseException:
-            self.delete(new_ids)
+            self._remove(new_ids)
             raise
-        return StagedUpdate(slots, new_ids, row_steps, values, on_device)
+        return StagedUpdate(slots, new_ids, row_steps, values, on_device, watching)
 
     def discard(self, staged: StagedUpdate) -> None:
         """Takes back a staged step: its new rows are gone again."""
-        self.delete(staged.new_ids)
+        self._remove(staged.new_ids)
 
     def apply(self, staged: StagedUpdate, step: Step) -> None:
         """Applies a staged step; cannot fail."""
+        for note in staged.watching:
+            note()
         self._records.apply(staged.on_device)
         if staged.row_steps is not None:
             self._row_steps[staged.slots] = staged.row_steps
@@ -215,21 +194,32 @@ class RowStorage:
             factors = step.factors.step_factors(row_ids.size)
         return RowSteps(factors, Rounding(self._initial.table_seed, row_ids, steps) if self._rounds else None)
 
-    def write(self, row_ids: Int64s, components: Mapping[str, Float32s | None], change_number: int) -> None:
-        """Writes components of distinct rows, creating those that are new.
+    def write(
+        self,
+        row_ids: Int64s,
+        components: Mapping[str, Float32s | None],
+        change_number: int,
+        row_steps: npt.NDArray[np.uint32] | None = None,
+    ) -> None:
+        """Writes components and steps of distinct rows, creating those that are new.
 
-        None leaves a component as it is (of a new row: initial, or zero).
+        None leaves a component or the steps as they are (of a new row: initial, or zero).
 
         Raises:
             OutOfMemory: the device has no room; nothing has changed.
         """
+        watching = self._watch(row_ids)
         slots, new_ids = self._insert(row_ids)
         try:
             self._records.write(slots, {name: values for name, values in components.items() if values is not None})
         except MemoryError as error:
-            self.delete(new_ids)
+            self._remove(new_ids)
             raise self._out_of_memory(f"writing {slots.size} rows", error) from error
+        for note in watching:
+            note()
         self._change_numbers[slots] = change_number
+        if row_steps is not None:
+            self._row_steps[slots] = row_steps
 
     def _insert(self, row_ids: Int64s) -> tuple[Int64s, Int64s]:
         """Returns each row's slot, and the ids that are new; these have their initial values."""
@@ -242,10 +232,10 @@ class RowStorage:
         try:
             self._records.initialize(new_slots, new_ids)
         except MemoryError as error:
-            self.delete(new_ids)
+            self._remove(new_ids)
             raise self._out_of_memory(f"{new_ids.size} new rows", error) from error
         except BaseException:
-            self.delete(new_ids)
+            self._remove(new_ids)
             raise
         self._touched_steps[new_slots] = 0
         self._change_numbers[new_slots] = 0
@@ -260,8 +250,64 @@ class RowStorage:
         )
 
     def delete(self, row_ids: Int64s) -> int:
-        """Deletes rows; returns how many existed. One that comes back starts anew."""
+        """Deletes rows; returns how many existed. One that comes back starts anew.
+
+        Raises:
+            OutOfMemory: a snapshot that needs them has no room for them; nothing has changed.
+        """
+        for note in self._watch(row_ids):
+            note()
+        return self._remove(row_ids)
+
+    def _remove(self, row_ids: Int64s) -> int:
         return self._index.remove(row_ids, np.empty(row_ids.size, np.int64))
+
+    # -- copies of rows as of a moment
+
+    def _watch(self, row_ids: Int64s) -> list[Callable[[], None]]:
+        """Has rows that exist and are about to be changed seen as they are; returns what to call when they are changed."""
+        if not self.watchers:
+            return []
+        slots = self.lookup(row_ids)
+        exists = slots >= 0
+        try:
+            return self.watchers.before(row_ids[exists], slots[exists])
+        except MemoryError as error:
+            raise self._out_of_memory(f"{slots.size} rows that a base or checkpoint is yet to copy", error) from error
+
+    def scan_keys(self, row_ids: Int64s) -> npt.NDArray[np.uint64]:
+        """Returns where rows stand in the index's order, as `scan` counts."""
+        keys = row_ids.view(np.uint64)
+        return keys if isinstance(self._index, native.ArrayIndex) else mix64(keys)
+
+    def change_numbers(self, slots: Int64s) -> npt.NDArray[np.uint64]:
+        """Returns the change that last touched each row."""
+        return self._change_numbers[slots]
+
+    def copy_page(self, from_key: int, max_rows: int, change_number: int) -> tuple[RowCopies, int | None]:
+        """Copies those of the next rows in index order that no change after a certain one has touched.
+
+        Args:
+            from_key: where to begin.
+            max_rows: rows to look at.
+            change_number: the last change that counts.
+
+        Returns:
+            The rows, and the key to go on from, or None.
+        """
+        row_ids, slots, next_key = self._index.scan(from_key, max_rows)
+        unchanged = self._change_numbers[slots] <= np.uint64(change_number)
+        return self.copy_rows(row_ids[unchanged], slots[unchanged]), next_key
+
+    def copy_rows(self, row_ids: Int64s, slots: Int64s) -> RowCopies:
+        """Copies rows that exist."""
+        return RowCopies(
+            row_ids,
+            self.gather(slots, row_ids),
+            self.read("exp_avg", slots),
+            self.read("exp_avg_sq", slots),
+            self.counters(slots),
+        )
 
     # -- rows of a base
 
@@ -269,18 +315,22 @@ class RowStorage:
         """Puts distinct rows and their counters back as they were read.
 
         Raises:
-            OutOfMemory: the device has no room.
+            OutOfMemory: the device has no room; the storage is of no use.
         """
         self.reserve(row_ids.size)
-        self.write(row_ids, components, change_number=0)
-        slots = self.lookup(row_ids)
+        slots = np.empty(row_ids.size, np.int64)
+        self._index.insert(row_ids, slots, np.empty(row_ids.size, np.uint8))
+        try:
+            self._records.fill(slots, components)
+        except MemoryError as error:
+            raise self._out_of_memory(f"{row_ids.size} rows", error) from error
         self._change_numbers[slots] = counters.change_number
         self._touched_steps[slots] = counters.touched_step
         if self._counts_row_steps:
             self._row_steps[slots] = counters.row_step
 
     def restore_saturated(self, saturated_values: int) -> None:
-        """Puts the count of saturated values back; putting rows back saturates none, but making them may."""
+        """Puts the count of saturated values back; putting rows back saturates none."""
         self._saturated_before = saturated_values - self._records.saturated_values
 
     # -- reads
@@ -314,20 +364,6 @@ class RowStorage:
         return row_ids, next_key
 
 
-def _values_by_id(row_ids: Int64s, row_steps: npt.NDArray[np.uint32], step: Step) -> RowStepValues:
-    """Returns distinct rows' steps and factors by ascending id: computed, or the recorded ones of a replay.
-
-    Raises:
-        JournalDamaged: the recorded steps are not these.
-    """
-    sorted_steps = row_steps[np.argsort(row_ids)]
-    if step.recorded is None:
-        return RowStepValues(sorted_steps, row_step_factors(step.options, sorted_steps.astype(np.int64)))
-    if not np.array_equal(step.recorded.steps, sorted_steps):
-        raise JournalDamaged(f"a replayed push takes {row_ids.size} rows to steps that are not their next ones")
-    return step.recorded
-
-
 MakeRecords = Callable[[Layout, initializers.InitialRows], Records]
 """Makes an empty record store on the shard's device."""
 
@@ -340,39 +376,6 @@ def make_storage(spec: TableSpec, table_seed: int, make_records: MakeRecords) ->
     """
     initial = initializers.InitialRows(fold_initializer(spec), table_seed, spec.padding_idx)
     return RowStorage(spec, initial, make_records(layout(spec.dim, spec.dtype), initial))
-
-
-def fold_initializer(spec: TableSpec) -> initializers.FoldedInit:
-    """Returns a table's initializer as kernels take it.
-
-    Raises:
-        BadOption: it does not fit float32.
-    """
-    try:
-        return _fold(spec)
-    except OptionError as error:
-        raise BadOption(f"table {spec.name!r}: {error}", metadata={"table": spec.name}) from error
-
-
-def _fold(spec: TableSpec) -> initializers.FoldedInit:
-    match spec.init:
-        case Normal(mean, std):
-            return initializers.fold_normal(mean, std)
-        case Uniform(low, high):
-            return initializers.fold_uniform(low, high)
-        case Constant(value):
-            return initializers.fold_constant(value)
-        case XavierUniform():
-            bound = initializers.xavier_uniform_bound(_bound(spec), spec.dim)
-            return initializers.fold_uniform(-bound, bound)
-        case XavierNormal():
-            return initializers.fold_normal(0.0, initializers.xavier_normal_std(_bound(spec), spec.dim))
-
-
-def _bound(spec: TableSpec) -> int:
-    if spec.num_embeddings is None:
-        raise BadOption(f"table {spec.name!r}: a xavier initializer needs num_embeddings")
-    return spec.num_embeddings
 
 
 def _grown(array: npt.NDArray[Counter], size: int) -> npt.NDArray[Counter]:

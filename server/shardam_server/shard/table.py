@@ -18,7 +18,8 @@ from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.locks import ReadWriteLock
 from shardam_server.shard.records import Float32s, Gradients, Int64s
-from shardam_server.shard.storage import MakeRecords, RowStepValues, RowStorage, StagedUpdate, Step, make_storage
+from shardam_server.shard.storage import MakeRecords, RowStorage, make_storage
+from shardam_server.shard.table_steps import RowStepValues, StagedUpdate, Step
 
 MAX_IDS_IN_ERROR = 8
 """Ids an error message lists at most."""

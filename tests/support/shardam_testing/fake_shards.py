@@ -221,6 +221,30 @@ class _Shard(shard_pb2_grpc.ShardServiceServicer):
     def CheckStep(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
 
+    def Hold(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
+
+    def Advance(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
+
+    def Cut(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
+
+    def Release(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
+
+    def CheckFiles(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
+
+    def AdoptPlan(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
+
+    def GetTask(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
+
+    def DropTask(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
+
     def ForgetState(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         context.abort(grpc.StatusCode.INTERNAL, "fake shards only read")
 

@@ -1,4 +1,4 @@
-"""A base as a file: written from a copy of a state, read back into an empty one."""
+"""A base as a file: written from a snapshot of a state, read back into an empty one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from shardam_server.shard.clients import ClientEntry, Outcome
 from shardam_server.shard.groups.entries import GroupEntry, StagedPart
 from shardam_server.shard.groups.messages import decode_decision, decode_group, decode_kind, decode_result
 from shardam_server.shard.groups.parts import merge_section
-from shardam_server.shard.journal.base_copy import StateCopy
 from shardam_server.shard.journal.current import Current
 from shardam_server.shard.journal.file_names import file_header, number_of
 from shardam_server.shard.journal.frames import (
@@ -29,20 +28,21 @@ from shardam_server.shard.journal.journal_file import JournalFile
 from shardam_server.shard.journal.reader import check_header, read_header
 from shardam_server.shard.journal.replay import ArrayReader, decode_origin, read_sections
 from shardam_server.shard.option_messages import decode_options
+from shardam_server.shard.snapshots import Snapshot
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import MakeRecords, RowCounters
 from shardam_server.shard.table import Table, table_from_info
 
 
-def write_base(file: JournalFile, current: Current, copy: StateCopy) -> None:
-    """Writes a base; it is on the disk when the call returns.
+def write_base(file: JournalFile, current: Current, snapshot: Snapshot) -> None:
+    """Writes a base; it is on the disk when the call returns. Changes go on meanwhile.
 
     Raises:
-        OSError, CutBackFailed: it is not; the file is of no use.
+        OSError, CutBackFailed, ShardamError: it is not; the file is of no use.
     """
-    header = file_header(current, number_of(file.path), copy.change_number).SerializeToString()
+    header = file_header(current, number_of(file.path), snapshot.change_number).SerializeToString()
     file.write([encode_preamble(BASE_MAGIC), *encode_frame(0, header)])
-    for sequence, (record, arrays) in enumerate(copy.records(), start=1):
+    for sequence, (record, arrays) in enumerate(snapshot.records(parts=True), start=1):
         file.write(encode_frame(sequence, record.SerializeToString(), arrays))
     file.sync()
 
@@ -111,9 +111,9 @@ class BaseReader:
             case "rows":
                 self._read_rows(record.rows, arrays)
             case "client":
-                self._state.clients.put(record.client.client_id, _client_entry(record.client))
+                self._state.clients.put(record.client.client_id, client_entry(record.client))
             case "group":
-                self._state.groups.put(_group_entry(record.group))
+                self._state.groups.put(group_entry(record.group))
             case "staged_part":
                 self._state.groups.put_part(self._staged_part(record.staged_part, arrays))
             case "end":
@@ -161,7 +161,8 @@ class BaseReader:
             table.storage.restore_saturated(saturated_values)
 
 
-def _client_entry(message: journal_pb2.StoredClient) -> ClientEntry:
+def client_entry(message: journal_pb2.StoredClient) -> ClientEntry:
+    """Converts a client as it is kept."""
     outcomes = {
         stored.number: (
             stored.digest,
@@ -184,6 +185,7 @@ def _client_entry(message: journal_pb2.StoredClient) -> ClientEntry:
     )
 
 
-def _group_entry(message: journal_pb2.StoredGroup) -> GroupEntry:
+def group_entry(message: journal_pb2.StoredGroup) -> GroupEntry:
+    """Converts a group as it is kept."""
     decision = decode_decision(message.decision) if message.HasField("decision") else None
     return GroupEntry(decode_group(message.group), message.step, decision)

@@ -1,23 +1,24 @@
-"""When a shard writes a base, and how: copied between two changes, written beside them."""
+"""When a shard writes a base, and how: begun between two changes, copied and written beside them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
 
-from shardam_proto.errors import JournalFailed
+from shardam_proto.errors import JournalFailed, ShardamError
 from shardam_proto.v1 import shard_pb2
-from shardam_server.shard.journal.base_copy import StateCopy, copy_state, estimate_bytes
 from shardam_server.shard.journal.base_file import write_base
 from shardam_server.shard.journal.disk_journal import DiskJournal
 from shardam_server.shard.journal.file_names import base_name, list_journal_files
 from shardam_server.shard.journal.folder import ShardFolder
 from shardam_server.shard.journal.journal_file import CutBackFailed
 from shardam_server.shard.journal.options import JournalOptions
+from shardam_server.shard.snapshots import Snapshot, estimate_bytes
 from shardam_server.shard.state import ShardState
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class BaseReport:
         change_number: the change that it is as of.
         num_rows: rows that it holds.
         size_bytes: size of the file.
-        held_s: how long changes waited while the state was copied.
+        held_s: how long changes waited while it was begun.
         seconds: how long it took in all.
     """
 
@@ -52,12 +53,12 @@ class BaseCopy:
     Attributes:
         state: all of it.
         first_file: the journal file that goes on from it.
-        suspensions: how often the journal had been suspended when it was copied.
+        suspensions: how often the journal had been suspended when it was begun.
         started: time.monotonic() when it was begun.
         held_s: how long changes waited.
     """
 
-    state: StateCopy
+    state: Snapshot
     first_file: int
     suspensions: int
     started: float
@@ -119,7 +120,9 @@ class BaseWriter:
         return True
 
     def copy(self) -> BaseCopy:
-        """Copies the state and lets the journal go on in a new file; on the sequencer's thread.
+        """Begins a copy of the state and lets the journal go on in a new file; on the sequencer's thread.
+
+        The copy's snapshot is to be closed, as `write` does.
 
         Raises:
             BaseFailed: there is no room for one of them, or the state is of no use.
@@ -139,10 +142,10 @@ class BaseWriter:
             raise BaseFailed(error.message) from error
         suspensions = journal.suspensions
         try:
-            state = copy_state(self._state)
+            state = Snapshot(self._state)
         except MemoryError as error:
             journal.abandon(suspensions)
-            raise BaseFailed("there is no memory for a copy of the state") from error
+            raise BaseFailed("there is no memory for what a copy of the state begins with") from error
         return BaseCopy(state, number, suspensions, started, time.monotonic() - started)
 
     def write(self, copy: BaseCopy) -> BaseReport:
@@ -151,7 +154,7 @@ class BaseWriter:
         Raises:
             BaseFailed: it could not be written.
         """
-        with self._one_at_a_time:
+        with self._one_at_a_time, contextlib.closing(copy.state):
             folder, durable = self._folder, False
 
             def commit() -> None:
@@ -167,7 +170,7 @@ class BaseWriter:
                 write_base(file, folder.require_current(), copy.state)
                 if not self._journal.found(copy.suspensions, commit):
                     raise BaseFailed("the disk became full again meanwhile")
-            except (OSError, CutBackFailed, MemoryError, BaseFailed) as error:
+            except (OSError, CutBackFailed, MemoryError, ShardamError, BaseFailed) as error:
                 self._journal.abandon(copy.suspensions)
                 folder.discard(file)
                 raise BaseFailed(str(error) or type(error).__name__) from error
@@ -205,11 +208,15 @@ class BaseWriter:
         Args:
             run_change: runs a function between two changes, on the sequencer's thread.
         """
+        handover = _Handover(self)
         try:
-            return await asyncio.to_thread(self.write, await run_change(self.copy))
+            await run_change(handover.copy)
+            return await asyncio.to_thread(handover.write)
         except BaseFailed as error:
             self._note_failure(str(error))
             return None
+        finally:
+            handover.end()
 
     def _note_failure(self, why: str) -> None:
         self._next_try = time.monotonic() + self._options.retry_s
@@ -217,3 +224,35 @@ class BaseWriter:
         if not self.problem:
             logger.warning("%s; tried again every %g s", problem, self._options.retry_s)
         self.problem = problem
+
+
+class _Handover:
+    """A copy on its way from the sequencer's thread to the thread that writes it, either of which its task may give up.
+
+    Changes may come to wait for a snapshot that is not copied: it is closed, whichever of the threads is the last to know.
+    """
+
+    def __init__(self, bases: BaseWriter) -> None:
+        self._bases = bases
+        self._copy: BaseCopy | None = None
+        self._ended = self._writing = False
+
+    def copy(self) -> BaseCopy:
+        """Begins the copy."""
+        copy = self._copy = self._bases.copy()
+        if self._ended:
+            copy.state.close()
+        return copy
+
+    def write(self) -> BaseReport:
+        """Writes it."""
+        self._writing = True
+        if self._copy is None:
+            raise RuntimeError("a base is written after it was copied")
+        return self._bases.write(self._copy)
+
+    def end(self) -> None:
+        """Closes a copy that nobody writes; one that is being written is finished."""
+        self._ended = True
+        if self._copy is not None and not self._writing:
+            self._copy.state.close()

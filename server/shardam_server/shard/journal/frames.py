@@ -71,9 +71,9 @@ class IncompleteFrame(FileDamaged):
     """The file ends inside a frame: what a crash leaves at the end of the last file."""
 
 
-def encode_preamble(magic: bytes) -> bytes:
+def encode_preamble(magic: bytes, format_version: int = FORMAT_VERSION) -> bytes:
     """Returns the first bytes of a file."""
-    versions = _VERSIONS.pack(magic, FORMAT_VERSION, ARITHMETIC_VERSION)
+    versions = _VERSIONS.pack(magic, format_version, ARITHMETIC_VERSION)
     return versions + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(versions))
 
 
@@ -149,6 +149,10 @@ class FrameReader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
     @property
@@ -161,6 +165,14 @@ class FrameReader:
 
         Raises:
             VersionMismatch: another version of shardam wrote the file.
+            IncompleteFrame, FileDamaged: as read_versions.
+        """
+        check_versions(self.path, *self.read_versions())
+
+    def read_versions(self) -> tuple[int, int]:
+        """Reads the first bytes; returns the versions of format and arithmetic for the caller to judge.
+
+        Raises:
             IncompleteFrame: the file ends inside them.
             FileDamaged: they are not a preamble.
         """
@@ -173,8 +185,8 @@ class FrameReader:
         if xxhash.xxh3_64_intdigest(versions) != _CHECKSUM.unpack_from(data, _VERSIONS.size)[0]:
             raise FileDamaged(self.path, 0, "the checksum of its first bytes does not match")
         _, format_version, arithmetic_version = _VERSIONS.unpack(versions)
-        check_versions(self.path, format_version, arithmetic_version)
         self.offset = PREAMBLE_BYTES
+        return format_version, arithmetic_version
 
     def next(self, sequence: int | None) -> Frame | None:
         """Returns the next frame, or None at the end of the file.

@@ -16,8 +16,9 @@ from shardam_server.shard.groups.messages import decode_decision, decode_group, 
 from shardam_server.shard.option_messages import decode_options
 from shardam_server.shard.records import Int64s
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.storage import MakeRecords, RowStepValues
+from shardam_server.shard.storage import MakeRecords
 from shardam_server.shard.table import GradientSection, RecordedStep, RowWrite, Table, table_from_info
+from shardam_server.shard.table_steps import RowStepValues
 
 Change = Callable[[], object]
 """Applies a record that has been checked."""

@@ -10,18 +10,20 @@ from importlib.metadata import version
 import grpc.aio
 
 from shardam_proto.errors import ShardNotReady
-from shardam_proto.v1 import shard_pb2, shard_pb2_grpc
+from shardam_proto.v1 import shard_pb2
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.home import HomeGroups
 from shardam_server.shard.last_numbers import closed_numbers, end_all_here, end_here, settle_here
 from shardam_server.shard.lost import LostShard
 from shardam_server.shard.metrics import resident_bytes
+from shardam_server.shard.peer_cuts import ShardCuts
 from shardam_server.shard.services import peer_groups, workers
+from shardam_server.shard.services.cut_calls import CutCalls
 from shardam_server.shard.table import table_from_info
 
 
-class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
+class ShardServicer(CutCalls):
     """One shard process. Answers while starting, LOST and draining, too.
 
     Args:
@@ -29,9 +31,13 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         lost: what it does when it is told to forget its state.
         closing: closes clients; used on home only.
         groups: keeps groups of workers; used on home only.
+        cuts: does what home asks for checkpoints.
     """
 
-    def __init__(self, shard: ShardContext, lost: LostShard, closing: ClientClosing, groups: HomeGroups) -> None:
+    def __init__(
+        self, shard: ShardContext, lost: LostShard, closing: ClientClosing, groups: HomeGroups, cuts: ShardCuts
+    ) -> None:
+        super().__init__(cuts)
         self._shard = shard
         self._lost = lost
         self._closing = closing
@@ -75,6 +81,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             journal_problem=journal.problem,
             journal_bytes=journal.size_bytes,
             data_folder=str(shard.kept.folder or ""),
+            pre_image_bytes=shard.state.snapshots.kept_bytes,
         )
 
     async def InstallTables(  # noqa: N802 - the service's name

@@ -16,7 +16,6 @@ from shardam_server.shard.groups.changes import IncomingPart, check_here, stage,
 from shardam_server.shard.groups.messages import decode_decision, decode_group
 from shardam_server.shard.groups.values import Group, GroupTerms, Refusal
 from shardam_server.shard.groups.waits import change_passage
-from shardam_server.shard.journal.base_copy import copy_state
 from shardam_server.shard.journal.base_file import BaseReader, write_base
 from shardam_server.shard.journal.current import Current
 from shardam_server.shard.journal.file_names import base_name
@@ -26,6 +25,7 @@ from shardam_server.shard.journal.journal_file import JournalFile
 from shardam_server.shard.journal.replay import Replay
 from shardam_server.shard.last_numbers import end_here, settle_here
 from shardam_server.shard.records import CpuDevice
+from shardam_server.shard.snapshots import Snapshot
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection
 from shardam_testing.group_model.contents import ROW_IDS, SPECS
@@ -286,7 +286,7 @@ def _base_of(state: ShardState) -> bytes:
         path = Path(folder) / base_name(1)
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         file = JournalFile(path, descriptor, 0, _NoSync())
-        write_base(file, _CURRENT, copy_state(state))
+        write_base(file, _CURRENT, Snapshot(state))
         file.close()
         return path.read_bytes()
 

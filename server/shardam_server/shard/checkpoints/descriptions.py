@@ -1,0 +1,62 @@
+"""Checkpoints as messages describe them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardam_proto.v1 import checkpoint_pb2, common_pb2
+from shardam_server.shard.checkpoints.manifest import CheckpointFile, Manifest, StoredTable
+from shardam_server.shard.option_messages import encode_options
+
+
+def describe(manifest: Manifest, folder: Path, *, whole: bool) -> checkpoint_pb2.CheckpointInfo:
+    """Returns what is said of a complete checkpoint.
+
+    Args:
+        manifest: its manifest.
+        folder: where it lies.
+        whole: with its tables and files.
+    """
+    info = checkpoint_pb2.CheckpointInfo(
+        name=manifest.name,
+        folder=str(folder),
+        complete=True,
+        created_unix_s=manifest.created_unix_s,
+        cluster=manifest.cluster_name,
+        timeline=manifest.timeline,
+        num_shards=manifest.num_shards,
+        num_rows=manifest.num_rows,
+        size_bytes=manifest.size_bytes,
+        extra=[checkpoint_pb2.CheckpointExtra(rank=rank, file=_file(file)) for rank, file in sorted(manifest.extra.items())],
+        version=manifest.version,
+        group_step=manifest.group_step,
+        seconds=manifest.seconds,
+    )
+    if whole:
+        info.tables.extend(_table(table) for table in manifest.tables)
+        for shard in manifest.shards:
+            info.shards.add(
+                index=shard.index,
+                host_name=shard.host_name,
+                folder=shard.folder,
+                change_number=shard.change_number,
+                files=[_file(file) for file in shard.files],
+            )
+    return info
+
+
+def _file(file: CheckpointFile) -> checkpoint_pb2.CheckpointFile:
+    return checkpoint_pb2.CheckpointFile(name=file.name, size_bytes=file.size_bytes, xxh3=file.xxh3, num_rows=file.num_rows)
+
+
+def _table(table: StoredTable) -> common_pb2.TableInfo:
+    info = common_pb2.TableInfo(
+        spec=table.spec.to_proto(),
+        table_id=table.table_id,
+        table_seed=table.table_seed,
+        table_step=table.step,
+        num_rows=table.num_rows,
+    )
+    if table.last_options is not None:
+        info.last_options.CopyFrom(encode_options(table.last_options))
+    return info
