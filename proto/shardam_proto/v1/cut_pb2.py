@@ -27,7 +27,7 @@ from shardam_proto.v1 import common_pb2 as shardam__proto_dot_v1_dot_common__pb2
 from shardam_proto.v1 import job_pb2 as shardam__proto_dot_v1_dot_job__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashardam_proto/v1/cut.proto\x12\nshardam.v1\x1a!shardam_proto/v1/checkpoint.proto\x1a\x1dshardam_proto/v1/common.proto\x1a\x1ashardam_proto/v1/job.proto\"x\n\x0bHoldRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07hold_id\x18\x02 \x01(\x06\x12\x0e\n\x06hold_s\x18\x03 \x01(\x01\x12\r\n\x05\x66inal\x18\x04 \x01(\x08\x12\x0e\n\x06renews\x18\x05 \x01(\x08\"H\n\nHeldClient\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x13\n\x0blast_number\x18\x02 \x01(\x04\x12\x12\n\nheartbeats\x18\x03 \x01(\x08\"c\n\x0cHoldResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\'\n\x07\x63lients\x18\x02 \x03(\x0b\x32\x16.shardam.v1.HeldClient\"u\n\x0e\x41\x64vanceRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07hold_id\x18\x02 \x01(\x06\x12\'\n\x07targets\x18\x03 \x03(\x0b\x32\x16.shardam.v1.HeldClient\"=\n\x0f\x41\x64vanceResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"i\n\nCutRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07hold_id\x18\x02 \x01(\x06\x12\x0f\n\x07task_id\x18\x03 \x01(\x06\x12\x0e\n\x06\x66older\x18\x04 \x01(\t\"\x9d\x01\n\x0b\x43utResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableInfo\x12\'\n\x07\x63lients\x18\x03 \x03(\x0b\x32\x16.shardam.v1.HeldClient\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"L\n\x0eReleaseRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07hold_id\x18\x02 \x01(\x06\"=\n\x0fReleaseResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"s\n\x11\x43heckFilesRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07task_id\x18\x02 \x01(\x06\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12\x12\n\nnum_shards\x18\x04 \x01(\r\"@\n\x12\x43heckFilesResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"K\n\x10\x41\x64optPlanRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0c\n\x04plan\x18\x02 \x01(\t\"?\n\x11\x41\x64optPlanResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"L\n\x0eGetTaskRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07task_id\x18\x02 \x01(\x06\"\xda\x01\n\x0fGetTaskResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.shardam.v1.JobState\x12\x12\n\ndone_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12,\n\x07written\x18\x07 \x01(\x0b\x32\x1b.shardam.v1.CheckpointShard\"M\n\x0f\x44ropTaskRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07task_id\x18\x02 \x01(\x06\">\n\x10\x44ropTaskResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeaderb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashardam_proto/v1/cut.proto\x12\nshardam.v1\x1a!shardam_proto/v1/checkpoint.proto\x1a\x1dshardam_proto/v1/common.proto\x1a\x1ashardam_proto/v1/job.proto\"x\n\x0bHoldRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07hold_id\x18\x02 \x01(\x06\x12\x0e\n\x06hold_s\x18\x03 \x01(\x01\x12\r\n\x05\x66inal\x18\x04 \x01(\x08\x12\x0e\n\x06renews\x18\x05 \x01(\x08\"H\n\nHeldClient\x12\x11\n\tclient_id\x18\x01 \x01(\x0c\x12\x13\n\x0blast_number\x18\x02 \x01(\x04\x12\x12\n\nheartbeats\x18\x03 \x01(\x08\"t\n\x0cHoldResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\'\n\x07\x63lients\x18\x02 \x03(\x0b\x32\x16.shardam.v1.HeldClient\x12\x0f\n\x07root_id\x18\x03 \x01(\t\"u\n\x0e\x41\x64vanceRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07hold_id\x18\x02 \x01(\x06\x12\'\n\x07targets\x18\x03 \x03(\x0b\x32\x16.shardam.v1.HeldClient\"=\n\x0f\x41\x64vanceResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"i\n\nCutRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07hold_id\x18\x02 \x01(\x06\x12\x0f\n\x07task_id\x18\x03 \x01(\x06\x12\x0e\n\x06\x66older\x18\x04 \x01(\t\"\x9d\x01\n\x0b\x43utResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableInfo\x12\'\n\x07\x63lients\x18\x03 \x03(\x0b\x32\x16.shardam.v1.HeldClient\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"L\n\x0eReleaseRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07hold_id\x18\x02 \x01(\x06\"=\n\x0fReleaseResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"s\n\x11\x43heckFilesRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07task_id\x18\x02 \x01(\x06\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12\x12\n\nnum_shards\x18\x04 \x01(\r\"@\n\x12\x43heckFilesResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"K\n\x10\x41\x64optPlanRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0c\n\x04plan\x18\x02 \x01(\t\"?\n\x11\x41\x64optPlanResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"L\n\x0eGetTaskRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07task_id\x18\x02 \x01(\x06\"\xda\x01\n\x0fGetTaskResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.shardam.v1.JobState\x12\x12\n\ndone_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12,\n\x07written\x18\x07 \x01(\x0b\x32\x1b.shardam.v1.CheckpointShard\"M\n\x0f\x44ropTaskRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x0f\n\x07task_id\x18\x02 \x01(\x06\">\n\x10\x44ropTaskResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeaderb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,33 +39,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELDCLIENT']._serialized_start=258
   _globals['_HELDCLIENT']._serialized_end=330
   _globals['_HOLDRESPONSE']._serialized_start=332
-  _globals['_HOLDRESPONSE']._serialized_end=431
-  _globals['_ADVANCEREQUEST']._serialized_start=433
-  _globals['_ADVANCEREQUEST']._serialized_end=550
-  _globals['_ADVANCERESPONSE']._serialized_start=552
-  _globals['_ADVANCERESPONSE']._serialized_end=613
-  _globals['_CUTREQUEST']._serialized_start=615
-  _globals['_CUTREQUEST']._serialized_end=720
-  _globals['_CUTRESPONSE']._serialized_start=723
-  _globals['_CUTRESPONSE']._serialized_end=880
-  _globals['_RELEASEREQUEST']._serialized_start=882
-  _globals['_RELEASEREQUEST']._serialized_end=958
-  _globals['_RELEASERESPONSE']._serialized_start=960
-  _globals['_RELEASERESPONSE']._serialized_end=1021
-  _globals['_CHECKFILESREQUEST']._serialized_start=1023
-  _globals['_CHECKFILESREQUEST']._serialized_end=1138
-  _globals['_CHECKFILESRESPONSE']._serialized_start=1140
-  _globals['_CHECKFILESRESPONSE']._serialized_end=1204
-  _globals['_ADOPTPLANREQUEST']._serialized_start=1206
-  _globals['_ADOPTPLANREQUEST']._serialized_end=1281
-  _globals['_ADOPTPLANRESPONSE']._serialized_start=1283
-  _globals['_ADOPTPLANRESPONSE']._serialized_end=1346
-  _globals['_GETTASKREQUEST']._serialized_start=1348
-  _globals['_GETTASKREQUEST']._serialized_end=1424
-  _globals['_GETTASKRESPONSE']._serialized_start=1427
-  _globals['_GETTASKRESPONSE']._serialized_end=1645
-  _globals['_DROPTASKREQUEST']._serialized_start=1647
-  _globals['_DROPTASKREQUEST']._serialized_end=1724
-  _globals['_DROPTASKRESPONSE']._serialized_start=1726
-  _globals['_DROPTASKRESPONSE']._serialized_end=1788
+  _globals['_HOLDRESPONSE']._serialized_end=448
+  _globals['_ADVANCEREQUEST']._serialized_start=450
+  _globals['_ADVANCEREQUEST']._serialized_end=567
+  _globals['_ADVANCERESPONSE']._serialized_start=569
+  _globals['_ADVANCERESPONSE']._serialized_end=630
+  _globals['_CUTREQUEST']._serialized_start=632
+  _globals['_CUTREQUEST']._serialized_end=737
+  _globals['_CUTRESPONSE']._serialized_start=740
+  _globals['_CUTRESPONSE']._serialized_end=897
+  _globals['_RELEASEREQUEST']._serialized_start=899
+  _globals['_RELEASEREQUEST']._serialized_end=975
+  _globals['_RELEASERESPONSE']._serialized_start=977
+  _globals['_RELEASERESPONSE']._serialized_end=1038
+  _globals['_CHECKFILESREQUEST']._serialized_start=1040
+  _globals['_CHECKFILESREQUEST']._serialized_end=1155
+  _globals['_CHECKFILESRESPONSE']._serialized_start=1157
+  _globals['_CHECKFILESRESPONSE']._serialized_end=1221
+  _globals['_ADOPTPLANREQUEST']._serialized_start=1223
+  _globals['_ADOPTPLANREQUEST']._serialized_end=1298
+  _globals['_ADOPTPLANRESPONSE']._serialized_start=1300
+  _globals['_ADOPTPLANRESPONSE']._serialized_end=1363
+  _globals['_GETTASKREQUEST']._serialized_start=1365
+  _globals['_GETTASKREQUEST']._serialized_end=1441
+  _globals['_GETTASKRESPONSE']._serialized_start=1444
+  _globals['_GETTASKRESPONSE']._serialized_end=1662
+  _globals['_DROPTASKREQUEST']._serialized_start=1664
+  _globals['_DROPTASKREQUEST']._serialized_end=1741
+  _globals['_DROPTASKRESPONSE']._serialized_start=1743
+  _globals['_DROPTASKRESPONSE']._serialized_end=1805
 # @@protoc_insertion_point(module_scope)

@@ -101,6 +101,9 @@ class HoldResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
+    ROOT_ID_FIELD_NUMBER: _builtins.int
+    root_id: _builtins.str
+    """What the shard's root folder of checkpoints says of itself: shards that tell another one see another folder."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Header."""
@@ -114,10 +117,11 @@ class HoldResponse(_message.Message):
         *,
         header: _common_pb2.ResponseHeader | None = ...,
         clients: _abc.Iterable[Global___HeldClient] | None = ...,
+        root_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "header", b"header", "root_id", b"root_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

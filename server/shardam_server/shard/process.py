@@ -18,6 +18,9 @@ from shardam_proto.errors import InvalidArgument, JournalDamaged, ShardamError, 
 from shardam_proto.limits import SERVER_OPTIONS
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import (
+    checkpoint_pb2,
+    checkpoint_pb2_grpc,
+    cut_pb2,
     embedding_pb2,
     embedding_pb2_grpc,
     row_pb2,
@@ -33,6 +36,7 @@ from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_lifeline
 from shardam_server.logs import configure_logging
 from shardam_server.settings import ShardSettings
+from shardam_server.shard.checkpoints.assembly import Checkpoints
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.client_liveness import ClientWatch, Silence
 from shardam_server.shard.context import ShardContext
@@ -53,6 +57,7 @@ from shardam_server.shard.records import CpuDevice, Device
 from shardam_server.shard.registration import Registration
 from shardam_server.shard.renewal import Renewal
 from shardam_server.shard.sequencer import Sequencer
+from shardam_server.shard.services.checkpoint import CheckpointServicer
 from shardam_server.shard.services.embedding import EmbeddingServicer
 from shardam_server.shard.services.row import RowServicer
 from shardam_server.shard.services.shard import ShardServicer
@@ -71,6 +76,7 @@ SERVICES = tuple(
         (row_pb2, "RowService"),
         (table_pb2, "TableService"),
         (shard_pb2, "ShardService"),
+        (checkpoint_pb2, "CheckpointService"),
     )
 )
 """Full names of the services a shard offers beside health and reflection."""
@@ -166,7 +172,11 @@ class ShardProcess:
         self._groups = HomeGroups(shard, Delivery(shard, self._peers, directory), settings.step_timeout_s)
         self._closing = ClientClosing(shard, self._peers, directory, self._groups)
         self._groups.close_client = self._closing.close
+        self._checkpoints = Checkpoints(shard, settings, self._peers, directory, self._adopt)
         self._client_watch = ClientWatch(shard, self._closing, Silence(settings.client_lease_s))
+
+    async def _adopt(self, request: cut_pb2.AdoptPlanRequest) -> cut_pb2.AdoptPlanResponse:
+        raise AssertionError(request)
 
     def _make_state(self, device: Device) -> ShardState:
         state = ShardState(device, self._settings.max_rows, self._settings.max_clients)
@@ -216,6 +226,8 @@ class ShardProcess:
         shard.serving = shard_pb2.SERVING_STATE_SERVING
         await self._groups.start()
         await self._client_watch.start()
+        if self._checkpoints.home is not None:
+            self._checkpoints.home.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         logger.info("serves at %s on device %s", shard.address, shard.device.name)
 
@@ -243,7 +255,10 @@ class ShardProcess:
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(shard), self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableServicer(shard, home), self._server)
         shard_pb2_grpc.add_ShardServiceServicer_to_server(
-            ShardServicer(shard, self._lost, self._closing, self._groups), self._server
+            ShardServicer(shard, self._lost, self._closing, self._groups, self._checkpoints.cuts), self._server
+        )
+        checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(
+            CheckpointServicer(shard, self._checkpoints.home), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), self._server)
@@ -279,6 +294,9 @@ class ShardProcess:
             await self._membership.withdraw()
         # A fenced shard answers nobody any more: what waits is refused by its tenure, and the connections are closed at once.
         await self._server.stop(None if shard.tenure.fenced else self._settings.drain_s)
+        if self._checkpoints.home is not None:
+            await self._checkpoints.home.stop()
+        await shard.tasks.stop()
         await self._client_watch.stop()
         await self._groups.stop()
         await self._peers.close()

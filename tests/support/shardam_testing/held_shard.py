@@ -18,7 +18,7 @@ from shardam_proto.limits import SERVER_OPTIONS
 from shardam_proto.registry import ClusterEntry, ClusterView, ShardEntry
 from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec
-from shardam_proto.v1 import common_pb2, embedding_pb2_grpc, row_pb2_grpc, shard_pb2, shard_pb2_grpc
+from shardam_proto.v1 import common_pb2, cut_pb2, embedding_pb2_grpc, row_pb2_grpc, shard_pb2, shard_pb2_grpc
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.front import ShardFront
@@ -33,6 +33,7 @@ from shardam_server.shard.peers import Peers
 from shardam_server.shard.records import CpuDevice
 from shardam_server.shard.registration import Registration
 from shardam_server.shard.sequencer import Sequencer
+from shardam_server.shard.services.cuts import Cuts
 from shardam_server.shard.services.embedding import EmbeddingServicer
 from shardam_server.shard.services.row import RowServicer
 from shardam_server.shard.services.shard import ShardServicer
@@ -55,6 +56,15 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
+
+
+def _cuts(shard: ShardContext) -> Cuts:
+    """Nobody makes checkpoints of these shards."""
+
+    async def adopt(request: cut_pb2.AdoptPlanRequest) -> cut_pb2.AdoptPlanResponse:
+        raise AssertionError(f"there is no plan {request.plan}")
+
+    return Cuts(shard, None, 0, shard.holding.release, adopt)
 
 
 class HeldShard:
@@ -91,7 +101,7 @@ class HeldShard:
         )
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(self.shard), self._server)
         shard_pb2_grpc.add_ShardServiceServicer_to_server(
-            ShardServicer(self.shard, self._lost(peers), closing, self.groups), self._server
+            ShardServicer(self.shard, self._lost(peers), closing, self.groups, _cuts(self.shard)), self._server
         )
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)

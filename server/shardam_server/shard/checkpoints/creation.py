@@ -15,7 +15,7 @@ from shardam_proto.v1 import checkpoint_pb2, common_pb2, cut_pb2, job_pb2
 from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.cutting import CutResult, Cutting, Tries
 from shardam_server.shard.checkpoints.extras import Extras
-from shardam_server.shard.checkpoints.jobs import Job
+from shardam_server.shard.checkpoints.jobs import Job, ReportProgress
 from shardam_server.shard.checkpoints.manifest import CheckpointFile, Manifest, ShardFiles, StoredTable
 from shardam_server.shard.identity import ShardIdentity, random_63_bits
 from shardam_server.shard.option_messages import decode_options
@@ -86,7 +86,7 @@ class Creation:
         try:
             cut = await self._cut(job, terms, task_id)
             job.under_way.set()
-            shards = await self.written(job, cut)
+            shards = await self.written(job.advance, cut)
             await asyncio.to_thread(self.complete, name, cut, shards, terms.additions, group_step)
         except BaseException:
             await asyncio.shield(self._undo(name, task_id))
@@ -99,16 +99,16 @@ class Creation:
         self._catalogue.prepare()
         self._catalogue.remove_incomplete()
         self._extras.remove_old()
-        return self._catalogue.new_folder(name)
+        return self._catalogue.new_folder(name).name
 
     async def _cut(self, job: Job, terms: Terms, task_id: int) -> CutResult:
         """Cuts, as often as it takes."""
-        tries = Tries()
+        tries, folder = Tries(), self._catalogue.relative(self._catalogue.resolve(job.checkpoint))
         while True:
             job.attempts += 1
             job.phase = "brings all shards to the same changes"
             try:
-                result = await self._cutting.cut(self._relative(job.checkpoint), task_id, without=tries.without)
+                result = await self._cutting.cut(folder, task_id, without=tries.without)
             except ShardamError as error:
                 job.problem = error.message
                 await tries.wait_after(error)
@@ -117,10 +117,7 @@ class Creation:
                 terms.cut, job.problem = True, ""
                 return result
 
-    def _relative(self, name: str) -> str:
-        return f"{self._catalogue.cluster}/{name}"
-
-    async def written(self, job: Job, cut: CutResult) -> list[checkpoint_pb2.CheckpointShard]:
+    async def written(self, report_progress: ReportProgress, cut: CutResult) -> list[checkpoint_pb2.CheckpointShard]:
         """Waits until all shards have written their files.
 
         Raises:
@@ -146,7 +143,7 @@ class Creation:
                     written[index] = answer.written
                 elif answer.state != job_pb2.JOB_STATE_RUNNING:
                     raise _not_written(index, answer)
-            job.advance(sum(one for one, _ in done.values()), sum(one for _, one in done.values()), "writes files")
+            report_progress(sum(one for one, _ in done.values()), sum(one for _, one in done.values()), "writes files")
             if len(written) == len(self._cuts.shards):
                 return [written[index] for index in sorted(written)]
             await asyncio.sleep(POLL_S)
@@ -176,7 +173,7 @@ class Creation:
             created_unix_s=cut.created_unix_s,
             seconds=time.time() - cut.created_unix_s,
             version=version("shardam"),
-            cluster_name=catalogue.cluster,
+            cluster_name=catalogue.folder.name,
             cluster_id=cluster.cluster_id,
             seed=cluster.seed,
             timeline=identity.timeline,

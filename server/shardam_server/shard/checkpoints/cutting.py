@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from shardam_proto.errors import ShardamError, StaleState
+from shardam_proto.errors import BadOption, ShardamError, StaleState
 from shardam_proto.v1 import common_pb2, cut_pb2
 from shardam_server.shard.identity import random_63_bits
 from shardam_server.shard.peer_cuts import PeerCuts
@@ -88,6 +88,7 @@ class Cutting:
             held = await self._all(
                 lambda index: self._cuts.hold(index, cut_pb2.HoldRequest(hold_id=hold_id, hold_s=self._hold_s, final=final))
             )
+            _check_one_root([answer.root_id for answer in held])
             targets = _targets([answer.clients for answer in held], frozenset(without))
             await self._advance(hold_id, targets)
             created = time.time()
@@ -172,12 +173,30 @@ class Tries:
         Raises:
             ShardamError: the error, if no further try can help.
         """
-        if not error.rule.retryable or time.monotonic() > self._deadline:
+        hopeless = not error.rule.retryable or error.reason == "CHECKPOINT_FAILED"
+        if hopeless or time.monotonic() > self._deadline:
             raise error
         self.without |= {bytes.fromhex(client) for client in error.metadata.get(LEVEL_BY_NOBODY, "").split(",") if client}
         logger.info("the state could not be cut (%s); tried again", error.message)
         await asyncio.sleep(self._wait_s)
         self._wait_s = min(LONGEST_WAIT_S, 2 * self._wait_s)
+
+
+def _check_one_root(root_ids: Sequence[str]) -> None:
+    """Checks that all shards see the same folder.
+
+    Raises:
+        BadOption: they do not.
+    """
+    without = [index for index, root_id in enumerate(root_ids) if not root_id]
+    if without:
+        raise BadOption(f"shards {without} have no folder for checkpoints: start all with the same --checkpoint-dir")
+    others = [index for index, root_id in enumerate(root_ids) if root_id != root_ids[0]]
+    if others:
+        raise BadOption(
+            f"shards {others} have another folder for checkpoints than shard 0: give all the same --checkpoint-dir, on a "
+            "volume that their hosts share"
+        )
 
 
 def _targets(held: Sequence[Iterable[cut_pb2.HeldClient]], without: frozenset[bytes]) -> dict[bytes, cut_pb2.HeldClient]:

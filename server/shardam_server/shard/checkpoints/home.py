@@ -13,12 +13,12 @@ from shardam_proto.schema import check_name
 from shardam_proto.v1 import checkpoint_pb2, job_pb2
 from shardam_server.shard.background import Background
 from shardam_server.shard.checkpoints.catalogue import Catalogue
-from shardam_server.shard.checkpoints.checking import check_all
+from shardam_server.shard.checkpoints.checking import CheckFiles
 from shardam_server.shard.checkpoints.collective import Gathering
 from shardam_server.shard.checkpoints.creation import Creation, Terms
 from shardam_server.shard.checkpoints.cutting import Cutting
 from shardam_server.shard.checkpoints.extras import Extras
-from shardam_server.shard.checkpoints.jobs import Job, Jobs
+from shardam_server.shard.checkpoints.jobs import Job, Jobs, ReportProgress
 from shardam_server.shard.checkpoints.tasks import Progress
 from shardam_server.shard.context import ShardContext
 
@@ -41,10 +41,6 @@ class Schedule:
 
     every_s: float
     step_timeout_s: float
-
-
-ReportProgress = Callable[[int, int, str], None]
-"""Is told bytes done, bytes there will be, and what is done."""
 
 
 class Restores(Protocol):
@@ -249,7 +245,8 @@ class HomeCheckpoints:
             manifest, folder = await asyncio.to_thread(self.catalogue.read, name)
             job.checkpoint = manifest.name
             progress = Progress(manifest.size_bytes)
-            reading = asyncio.create_task(asyncio.to_thread(check_all, manifest, folder, progress))
+            check = CheckFiles(self.catalogue.root, self.catalogue.relative(folder), 0, 1)  # one shard would read all of them
+            reading = asyncio.create_task(asyncio.to_thread(check.run, progress))
             try:
                 while not reading.done():
                     job.advance(progress.done_bytes, manifest.size_bytes, "reads files")

@@ -27,6 +27,10 @@ KIND_WORDS = {
 """How a kind of job is called in messages."""
 
 
+ReportProgress = Callable[[int, int, str], None]
+"""Is told bytes done, bytes there will be, and what is done."""
+
+
 @dataclasses.dataclass
 class Job:
     """A job. Used on the event loop.

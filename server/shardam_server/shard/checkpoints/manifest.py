@@ -20,9 +20,9 @@ from shardam_proto.schema import TableSpec, check_name
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.checkpoints.file_names import extra_name, segment_name
 from shardam_server.shard.checkpoints.json_fields import Fields, damaged, parse_object
-from shardam_server.shard.journal.base_copy import row_bytes
 from shardam_server.shard.journal.frames import ARITHMETIC_VERSION
 from shardam_server.shard.option_messages import decode_options, encode_options
+from shardam_server.shard.pre_images import row_bytes
 
 FORMAT_VERSION = 1
 """Form of a checkpoint's files and manifest, and meaning of their messages; another one is refused. It knows no increments: a

@@ -57,6 +57,7 @@ class Cuts:
 
         Raises:
             BadOption: a hold that cannot be.
+            CheckpointFailed: the folder for checkpoints cannot be written.
             StaleState: a hold that was to be lengthened has ended (HOLD_EXPIRED).
             ShardamError: the shard does not serve.
         """
@@ -64,6 +65,7 @@ class Cuts:
         shard.check_serving(request.header)
         if not hold_id or not 0 < request.hold_s <= MAX_HOLD_S:
             raise BadOption(f"a hold needs an id and up to {MAX_HOLD_S:g} s, got id {hold_id} and {request.hold_s:g} s")
+        root_id = "" if self._catalogue is None else await asyncio.to_thread(self._catalogue.prepare)
         expired = self._when_final_expired if request.final else None
         if request.renews:
             shard.holding.check(hold_id)
@@ -71,7 +73,7 @@ class Cuts:
         clients = await shard.sequencer.change(lambda: held_clients(list(shard.state.clients)))
         shard.holding.check(hold_id)
         shard.holding.hold(hold_id, request.hold_s, expired)
-        return cut_pb2.HoldResponse(header=shard.header(request.header), clients=clients)
+        return cut_pb2.HoldResponse(header=shard.header(request.header), clients=clients, root_id=root_id)
 
     async def advance(self, request: cut_pb2.AdvanceRequest) -> cut_pb2.AdvanceResponse:
         """Applies changes up to numbers.
@@ -112,7 +114,6 @@ class Cuts:
             return known
         shard.check_serving(request.header)
         catalogue = self._require_catalogue()
-        catalogue.resolve(request.folder)
         shard.holding.check(request.hold_id)
         snapshot = await shard.settle(shard.submit_now(lambda: Snapshot(shard.state)))  # nothing comes in between
         terms = WriteTerms(
@@ -152,16 +153,13 @@ class Cuts:
         """Begins to check the files that this shard would load.
 
         Raises:
-            BadOption: there is no folder for checkpoints, or the request's is none in it.
-            ShardamError: the manifest cannot be used.
+            BadOption: there is no folder for checkpoints.
         """
         shard = self._shard
         shard.identity.check(request.header)
         catalogue = self._require_catalogue()
-        if not shard.tasks.knows(request.task_id):
-            manifest, folder = await asyncio.to_thread(catalogue.read, request.folder)
-            work = CheckFiles(manifest, folder, shard.identity.index, request.num_shards)
-            shard.tasks.start(request.task_id, work, work.total_bytes)
+        work = CheckFiles(catalogue.root, request.folder, shard.identity.index, request.num_shards)
+        shard.tasks.start(request.task_id, work)
         return cut_pb2.CheckFilesResponse(header=shard.header(request.header))
 
     async def adopt_plan(self, request: cut_pb2.AdoptPlanRequest) -> cut_pb2.AdoptPlanResponse:
