@@ -30,8 +30,8 @@ from shardam_proto.v1 import journal_pb2, shard_pb2
 from shardam_server.shard.journal.options import JournalOptions
 from shardam_server.shard.journal.store import StateStore
 from shardam_server.shard.records import CpuRecords
+from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.table import RowWrite
 
 Push = Callable[[ShardState], object]
 

@@ -35,8 +35,9 @@ from shardam_server.shard.journal.base_writer import BaseFailed
 from shardam_server.shard.journal.options import JournalOptions
 from shardam_server.shard.journal.store import StateStore
 from shardam_server.shard.records import CpuRecords
+from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.table import RowWrite, Table
+from shardam_server.shard.table import Table
 
 TRUNCATE = JournalOptions(truncate=True)
 

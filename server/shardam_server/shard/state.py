@@ -18,8 +18,9 @@ from shardam_server.shard.journal.interface import Journal, NoJournal
 from shardam_server.shard.pre_images import OpenSnapshots
 from shardam_server.shard.records import Device, Int64s
 from shardam_server.shard.row_limits import check_room
+from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.staged_steps import discard_all, stage_all
-from shardam_server.shard.table import GradientSection, PreparedUpdate, RowWrite, StagedTableStep, Table
+from shardam_server.shard.table import GradientSection, PreparedUpdate, StagedTableStep, Table
 
 logger = logging.getLogger(__name__)
 
@@ -276,6 +277,8 @@ class ShardState:
     def void(self, table_ids: Sequence[int], origin: Origin) -> Outcome:
         """Uses a number up without its change: steps tables without a gradient, because it stepped them on other shards."""
         tables = [self.table(table_id) for table_id in dict.fromkeys(table_ids)]
+        for table in tables:
+            table.check_writable()
         with self.write_locks(tables):
             outcome = Outcome(steps={table.table_id: table.step + 1 for table in tables})
             with self.journaled(change_records.close_record(self.change_number + 1, origin, outcome.steps)):
@@ -313,10 +316,12 @@ class ShardState:
 
         Raises:
             EtagMismatch: the condition does not hold; nothing has changed.
+            ReadOnly: the table takes no changes.
             NotAMember: there is a sync group, and the change is not a member's.
             OutOfMemory: a snapshot has no room for the rows; nothing has changed.
         """
         self.groups.check_row_change(origin)
+        table.check_writable()
         with self.write_locks([table]):
             check_condition(table, row_ids, condition)
             change_number = self.change_number + 1
@@ -331,9 +336,11 @@ class ShardState:
 
         Raises:
             EtagMismatch: the condition does not hold; nothing has changed.
+            ReadOnly: the table takes no changes.
             NotAMember: there is a sync group, and the change is not a member's.
         """
         self.groups.check_row_change(origin)
+        table.check_writable()
         with self.write_locks([table]):
             check_condition(table, row_ids, condition)
             change_number = self.change_number + 1

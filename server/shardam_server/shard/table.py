@@ -13,16 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardam_kernels.factors import AdamOptions, Factors, OptionError, factors
-from shardam_proto.errors import BadOption, IdOutOfRange, JournalDamaged, NonFiniteGradient, NonFiniteState, WrongShape
+from shardam_proto.errors import BadOption, IdOutOfRange, JournalDamaged, NonFiniteGradient, ReadOnly
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.locks import ReadWriteLock
 from shardam_server.shard.records import Float32s, Gradients, Int64s
+from shardam_server.shard.row_writes import RowWrite, check_steps, check_values, some_ids
 from shardam_server.shard.storage import MakeRecords, RowStorage, make_storage
 from shardam_server.shard.table_steps import RowStepValues, StagedUpdate, Step
-
-MAX_IDS_IN_ERROR = 8
-"""Ids an error message lists at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,25 +87,6 @@ class StagedTableStep:
 
 
 @dataclasses.dataclass(frozen=True)
-class RowWrite:
-    """Rows to be written.
-
-    Attributes:
-        row_ids: int64 [N], distinct.
-        weight: float32 [N, dim].
-        exp_avg: float32 [N, dim], or None: an old row keeps its own, a new one gets zero.
-        exp_avg_sq: as exp_avg.
-        if_absent: leave rows that exist as they are.
-    """
-
-    row_ids: Int64s
-    weight: Float32s
-    exp_avg: Float32s | None = None
-    exp_avg_sq: Float32s | None = None
-    if_absent: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class RowBatch:
     """Rows as columns, all of one moment.
 
@@ -141,14 +120,25 @@ class Table:
         table_seed: seed of the initial weights.
         storage: holds the rows.
         step: t, how often the optimizer has stepped.
+        read_only: steps and changes of rows are refused.
     """
 
-    def __init__(self, spec: TableSpec, *, table_id: int, table_seed: int, storage: RowStorage, step: int = 0) -> None:
+    def __init__(
+        self,
+        spec: TableSpec,
+        *,
+        table_id: int,
+        table_seed: int,
+        storage: RowStorage,
+        step: int = 0,
+        read_only: bool = False,
+    ) -> None:
         self.spec = spec
         self.table_id = table_id
         self.table_seed = table_seed
         self.storage = storage
         self.step = step
+        self.read_only = read_only
         self.lock = ReadWriteLock()
         self.last_options: AdamOptions | None = None
         self.nonfinite_pushes = 0
@@ -162,10 +152,26 @@ class Table:
         """Describes the table as Redis keeps it: schema, id and seed; as a journal does: with its step."""
         step = self.step if with_step else 0
         return common_pb2.TableInfo(
-            spec=self.spec.to_proto(), table_id=self.table_id, table_seed=self.table_seed, table_step=step
+            spec=self.spec.to_proto(),
+            table_id=self.table_id,
+            table_seed=self.table_seed,
+            table_step=step,
+            read_only=self.read_only,
         )
 
     # -- checks; they raise and change nothing
+
+    def check_writable(self) -> None:
+        """Refuses changes of a table that is there to be read.
+
+        Raises:
+            ReadOnly: it is.
+        """
+        if self.read_only:
+            raise ReadOnly(
+                f"table {self.spec.name!r} was restored for reading alone; restore it without --read-only to train",
+                metadata={"table": self.spec.name},
+            )
 
     def check_ids(self, row_ids: Int64s) -> None:
         """Refuses ids outside a bounded table.
@@ -180,45 +186,35 @@ class Table:
             return
         outside = row_ids[(row_ids < 0) | (row_ids >= bound)]
         raise IdOutOfRange(
-            f"table {self.spec.name!r} has num_embeddings={bound}, so ids are 0 to {bound - 1}; got {_some(outside)}",
-            metadata={"table": self.spec.name, "row_ids": _some(outside), "num_embeddings": str(bound)},
+            f"table {self.spec.name!r} has num_embeddings={bound}, so ids are 0 to {bound - 1}; got {some_ids(outside)}",
+            metadata={"table": self.spec.name, "row_ids": some_ids(outside), "num_embeddings": str(bound)},
         )
 
     def check_write(self, write: RowWrite) -> None:
         """Refuses rows that may not be written.
 
         Raises:
+            ReadOnly: the table takes no changes.
             IdOutOfRange: as check_ids.
-            WrongShape: an id is named twice.
-            NonFiniteState: a value is not finite, or exp_avg_sq is negative.
+            ShardamError: as check_values and check_steps.
         """
+        self.check_writable()
         self.check_ids(write.row_ids)
-        if np.unique(write.row_ids).size != write.row_ids.size:
-            raise WrongShape(f"table {self.spec.name!r}: a row is named twice in one assign; name each id once")
-        columns = {"weight": write.weight, "exp_avg": write.exp_avg, "exp_avg_sq": write.exp_avg_sq}
-        for name, values in columns.items():
-            if values is None:
-                continue
-            bad = ~np.isfinite(values).all(axis=1)
-            if name == "exp_avg_sq":
-                bad |= (values < 0).any(axis=1)
-            if bad.any():
-                rule = "finite and not negative" if name == "exp_avg_sq" else "finite"
-                raise NonFiniteState(
-                    f"table {self.spec.name!r}: {name} must be {rule}; it is not for ids {_some(write.row_ids[bad])}",
-                    metadata={"table": self.spec.name, "row_ids": _some(write.row_ids[bad]), "column": name},
-                )
+        check_values(self.spec, write)
+        check_steps(self.spec, self.step, write)
 
     def prepare(self, section: GradientSection) -> PreparedUpdate:
         """Checks a section and groups its gradients by row.
 
         Raises:
+            ReadOnly: the table takes no changes.
             IdOutOfRange: as check_ids.
             BadOption: a hyper-parameter is out of range.
             NonFiniteGradient: a merged, unscaled value is NaN or at least 2**64 in magnitude.
             JournalDamaged: the section is replayed, and its step is not the table's next one.
         """
         row_ids, gradients = section.row_ids, section.gradients
+        self.check_writable()
         self.check_ids(row_ids)
         step_factors = self._next_factors(section)
         row_ids, gradients = self.without_padding(row_ids, gradients)
@@ -240,9 +236,9 @@ class Table:
         """Counts a push whose summed gradients cannot be applied, and returns the error."""
         self.nonfinite_pushes += 1
         return NonFiniteGradient(
-            f"table {self.spec.name!r}: the summed gradient of ids {_some(bad_ids)} is NaN, infinite or at least 2**64; "
+            f"table {self.spec.name!r}: the summed gradient of ids {some_ids(bad_ids)} is NaN, infinite or at least 2**64; "
             "the push was refused and nothing changed",
-            metadata={"table": self.spec.name, "row_ids": _some(bad_ids)},
+            metadata={"table": self.spec.name, "row_ids": some_ids(bad_ids)},
         )
 
     def _next_factors(self, section: GradientSection) -> Factors:
@@ -302,17 +298,17 @@ class Table:
         self.last_options = staged.step.options
 
     def assign(self, write: RowWrite, change_number: int) -> int:
-        """Writes rows and returns how many."""
+        """Writes rows and returns how many.
+
+        Raises:
+            OutOfMemory: the device has no room; nothing has changed.
+        """
         if write.if_absent:
-            absent = self.storage.lookup(write.row_ids) < 0
-            write = RowWrite(
-                write.row_ids[absent],
-                write.weight[absent],
-                None if write.exp_avg is None else write.exp_avg[absent],
-                None if write.exp_avg_sq is None else write.exp_avg_sq[absent],
-            )
+            write = write.only(self.storage.lookup(write.row_ids) < 0)
         components = {"weight": write.weight, "exp_avg": write.exp_avg, "exp_avg_sq": write.exp_avg_sq}
-        self.storage.write(write.row_ids, components, change_number)
+        self.storage.write(write.row_ids, components, change_number, write.row_steps)
+        if write.table_step is not None:
+            self.step = write.table_step
         return write.row_ids.size
 
     def delete(self, row_ids: Int64s) -> int:
@@ -365,13 +361,6 @@ def read_locks(tables: Iterable[Table]) -> Iterator[None]:
         yield
 
 
-def _some(row_ids: Int64s) -> str:
-    """Lists the first distinct ids for a message."""
-    distinct = list(dict.fromkeys(int(row_id) for row_id in row_ids[: 64 * MAX_IDS_IN_ERROR]))
-    text = ", ".join(str(row_id) for row_id in distinct[:MAX_IDS_IN_ERROR])
-    return text if len(distinct) <= MAX_IDS_IN_ERROR else f"{text}, ..."
-
-
 def table_from_info(info: common_pb2.TableInfo, make_records: MakeRecords) -> Table:
     """Makes an empty table of this shard from its description.
 
@@ -380,4 +369,11 @@ def table_from_info(info: common_pb2.TableInfo, make_records: MakeRecords) -> Ta
     """
     spec = TableSpec.from_proto(info.spec)
     storage = make_storage(spec, info.table_seed, make_records)
-    return Table(spec, table_id=info.table_id, table_seed=info.table_seed, storage=storage, step=info.table_step)
+    return Table(
+        spec,
+        table_id=info.table_id,
+        table_seed=info.table_seed,
+        storage=storage,
+        step=info.table_step,
+        read_only=info.read_only,
+    )

@@ -21,8 +21,9 @@ from shardam_server.shard.journal.options import JournalOptions
 from shardam_server.shard.journal.store import StateStore
 from shardam_server.shard.last_numbers import settle_number
 from shardam_server.shard.records import CpuDevice, Device
+from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.table import GradientSection, RowWrite, Table, table_from_info
+from shardam_server.shard.table import GradientSection, Table, table_from_info
 from shardam_testing.group_changes import group_changes
 from shardam_testing.state_changes import Change, find, origin, part_bits, rows
 

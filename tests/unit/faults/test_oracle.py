@@ -15,7 +15,8 @@ from shardam_testing.faults.sequence import TABLES, Assign, Change, Delete, make
 from shardam_proto.v1 import journal_pb2
 from shardam_server.shard.clients import Origin
 from shardam_server.shard.last_numbers import CLOSED_BY_HOME, settle_number
-from shardam_server.shard.table import GradientSection, RowWrite
+from shardam_server.shard.row_writes import RowWrite
+from shardam_server.shard.table import GradientSection
 
 CLIENT, OTHER = b"c" * 16, b"d" * 16
 

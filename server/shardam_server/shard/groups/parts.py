@@ -30,11 +30,13 @@ def merge_section(section: GradientSection, num_threads: int = 1) -> MergedGradi
     """Sums one section of a part by row, in the order of the push, and checks it.
 
     Raises:
+        ReadOnly: the table takes no changes.
         IdOutOfRange: an id lies outside a bounded table.
         BadOption: a hyper-parameter is out of range.
         NonFiniteGradient: a sum, unscaled, is NaN or at least 2**64 in magnitude.
     """
     table = section.table
+    table.check_writable()
     table.check_ids(section.row_ids)
     try:
         unscale = np.float32(factors(section.options, 1, grad_scale=section.grad_scale).unscale)

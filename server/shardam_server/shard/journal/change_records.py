@@ -16,7 +16,8 @@ from shardam_server.shard.groups.values import Decision, Group, StepResult
 from shardam_server.shard.journal.interface import Arrays
 from shardam_server.shard.option_messages import encode_options
 from shardam_server.shard.records import Int64s
-from shardam_server.shard.table import GradientSection, RowWrite, StagedTableStep, Table
+from shardam_server.shard.row_writes import RowWrite
+from shardam_server.shard.table import GradientSection, StagedTableStep, Table
 
 Change = tuple[journal_pb2.JournalRecord, Arrays]
 """A record and the arrays behind it."""
@@ -75,13 +76,15 @@ def close_record(change_number: int, origin: Origin, steps: Mapping[int, int], r
 
 def assign_record(change_number: int, origin: Origin | None, table: Table, write: RowWrite) -> Change:
     """Describes rows written."""
-    arrays = [array for array in (write.exp_avg, write.exp_avg_sq) if array is not None]
+    arrays = [array for array in (write.exp_avg, write.exp_avg_sq, write.row_steps) if array is not None]
     assign = journal_pb2.AssignRecord(
         table_id=table.table_id,
         if_absent=write.if_absent,
         num_rows=write.row_ids.size,
         has_exp_avg=write.exp_avg is not None,
         has_exp_avg_sq=write.exp_avg_sq is not None,
+        has_row_steps=write.row_steps is not None,
+        table_step=write.table_step,
     )
     return _record(change_number, origin, assign=assign), [write.row_ids, write.weight, *arrays]
 

@@ -15,9 +15,10 @@ from shardam_server.shard.groups.changes import IncomingPart, close_late, decide
 from shardam_server.shard.groups.messages import decode_decision, decode_group, decode_kind, decode_result
 from shardam_server.shard.option_messages import decode_options
 from shardam_server.shard.records import Int64s
+from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import MakeRecords
-from shardam_server.shard.table import GradientSection, RecordedStep, RowWrite, Table, table_from_info
+from shardam_server.shard.table import GradientSection, RecordedStep, Table, table_from_info
 from shardam_server.shard.table_steps import RowStepValues
 
 Change = Callable[[], object]
@@ -191,6 +192,8 @@ class Replay:
             arrays.take_rows(num_rows, dim) if message.has_exp_avg else None,
             arrays.take_rows(num_rows, dim) if message.has_exp_avg_sq else None,
             message.if_absent,
+            arrays.take("<u4", num_rows).astype(np.uint32, copy=False) if message.has_row_steps else None,
+            message.table_step if message.HasField("table_step") else None,
         )
         return lambda: self._state.assign(table, write, origin=origin)
 

@@ -18,6 +18,7 @@ from shardam_server.shard.table import Table
 
 ID_BYTES = 8
 FLOAT_BYTES = 4
+ROW_STEP_BYTES = 4
 
 Buffer = bytes | memoryview
 """Bytes of a message, or of a part that was put together from chunks."""
@@ -43,6 +44,17 @@ def decode_rows(data: Buffer, num_rows: int, dim: int, what: str) -> Float32s:
     if len(data) != num_rows * dim * FLOAT_BYTES:
         raise WrongShape(f"{what} has {len(data)} bytes; {num_rows} rows of dim {dim} have {num_rows * dim * FLOAT_BYTES}")
     return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False).reshape(num_rows, dim)
+
+
+def decode_row_steps(data: Buffer, num_rows: int) -> npt.NDArray[np.uint32]:
+    """Reads little-endian uint32 steps of rows.
+
+    Raises:
+        WrongShape: there is not one for each row.
+    """
+    if len(data) != num_rows * ROW_STEP_BYTES:
+        raise WrongShape(f"row_steps has {len(data)} bytes; {num_rows} rows have {num_rows * ROW_STEP_BYTES}")
+    return np.frombuffer(data, dtype="<u4").astype(np.uint32, copy=False)
 
 
 def encode(array: npt.NDArray[np.generic]) -> bytes:

@@ -13,8 +13,9 @@ from shardam_server.shard.conditions import RowCondition
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.waits import change_passage, require_passage
 from shardam_server.shard.records import Int64s
-from shardam_server.shard.services.decoding import check_owned, decode_ids, decode_rows
-from shardam_server.shard.table import RowWrite, Table
+from shardam_server.shard.row_writes import RowWrite
+from shardam_server.shard.services.decoding import check_owned, decode_ids, decode_row_steps, decode_rows
+from shardam_server.shard.table import Table
 
 RowChangeRequest = row_pb2.AssignRowsRequest | row_pb2.DeleteRowsRequest | row_pb2.ClearMomentsRequest
 
@@ -54,6 +55,8 @@ class RowChanges:
             decode_rows(request.exp_avg, num_rows, dim, "exp_avg") if request.HasField("exp_avg") else None,
             decode_rows(request.exp_avg_sq, num_rows, dim, "exp_avg_sq") if request.HasField("exp_avg_sq") else None,
             request.if_absent,
+            decode_row_steps(request.row_steps, num_rows) if request.HasField("row_steps") else None,
+            request.table_step if request.HasField("table_step") else None,
         )
         return self._shard.state.assign(table, write, decode_condition(request.condition), origin)
 

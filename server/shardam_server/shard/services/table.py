@@ -32,6 +32,7 @@ def table_info(table: Table) -> common_pb2.TableInfo:
         last_options=None if table.last_options is None else encode_options(table.last_options),
         saturated_values=table.storage.saturated_values,
         nonfinite_pushes=table.nonfinite_pushes,
+        read_only=table.read_only,
     )
 
 

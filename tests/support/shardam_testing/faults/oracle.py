@@ -231,7 +231,11 @@ class Oracle:
         present = {"weight": True, "exp_avg": assign.has_exp_avg, "exp_avg_sq": assign.has_exp_avg_sq}
         row_ids = arrays.take_ids(assign.num_rows)
         columns = {name: arrays.take_rows(assign.num_rows, table.spec.dim) for name, there in present.items() if there}
-        table.assign(row_ids, columns, change_number, if_absent=assign.if_absent)
+        row_steps = arrays.take("<u4", assign.num_rows).astype(np.int64) if assign.has_row_steps else None
+        table.assign(row_ids, columns, change_number, if_absent=assign.if_absent, row_steps=row_steps)
+        if assign.HasField("table_step"):
+            assert table.step in (0, assign.table_step), f"table {table.spec.name} was set from {table.step} to another step"
+            table.step = assign.table_step
 
     # -- a base
 

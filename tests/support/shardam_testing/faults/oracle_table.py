@@ -137,16 +137,28 @@ class OracleTable:
         steps[by_id], s[by_id] = values.steps, values.factors
         return steps, s
 
-    def assign(self, row_ids: Int64s, columns: dict[str, Float32s], change_number: int, *, if_absent: bool) -> None:
-        """Writes components of rows."""
+    def assign(
+        self,
+        row_ids: Int64s,
+        columns: dict[str, Float32s],
+        change_number: int,
+        *,
+        if_absent: bool,
+        row_steps: Int64s | None = None,
+    ) -> None:
+        """Writes components of rows, and their steps if there are any."""
         if if_absent:
             absent = np.array([row_id not in self._rows for row_id in row_ids.tolist()], bool)
             row_ids, columns = row_ids[absent], {name: values[absent] for name, values in columns.items()}
+            row_steps = None if row_steps is None else row_steps[absent]
         slots = self._slots(row_ids)
         for name, values in columns.items():
             reference.write_component(self._records, name, slots, values)
         for row_id in row_ids.tolist():
             self._rows[row_id].change_number = change_number
+        if row_steps is not None:
+            for row_id, row_step in zip(row_ids.tolist(), row_steps.tolist(), strict=True):
+                self._rows[row_id].row_step = row_step
 
     def clear_moments(self, row_ids: Int64s, change_number: int) -> None:
         """Sets the moments of rows that exist to zero."""

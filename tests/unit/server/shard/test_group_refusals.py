@@ -27,8 +27,9 @@ from shardam_proto.errors import (
 from shardam_proto.schema import TableSpec
 from shardam_server.shard.groups.changes import check_step, decide, set_group
 from shardam_server.shard.groups.values import Contribution, Decision, Group, GroupTerms, Member
+from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.table import GradientSection, RowWrite, Table
+from shardam_server.shard.table import GradientSection, Table
 
 SPECS = [TableSpec("plain", 1), TableSpec("bounded", 1, num_embeddings=10, step="row")]
 

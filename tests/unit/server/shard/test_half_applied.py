@@ -19,9 +19,10 @@ from shardam_server.shard.clients import Origin, Outcome
 from shardam_server.shard.journal import change_records
 from shardam_server.shard.journal.replay import Replay
 from shardam_server.shard.records import CpuDevice, CpuRecords
+from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import RowStorage
-from shardam_server.shard.table import GradientSection, RowWrite, Table
+from shardam_server.shard.table import GradientSection, Table
 
 CLIENT = b"c" * 16
 ROW_IDS = np.arange(4, dtype=np.int64)

@@ -22,8 +22,9 @@ from shardam_proto.errors import NonFiniteGradient, ShardamError
 from shardam_proto.schema import Normal, TableSpec
 from shardam_server.shard.clients import IDLE_S, WINDOW, Origin, Outcome
 from shardam_server.shard.last_numbers import LastNumbers, end_here, settle_here
+from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.table import GradientSection, RowWrite, Table
+from shardam_server.shard.table import GradientSection, Table
 
 SPECS = [
     TableSpec("plain", 3, init=Normal()),

@@ -18,8 +18,9 @@ from shardam_server.shard.clients import Origin
 from shardam_server.shard.groups.changes import IncomingPart, decide, set_group, stage
 from shardam_server.shard.groups.values import Contribution, Decision, Group, GroupTerms, Member
 from shardam_server.shard.records import CpuRecords, Float32s, Gradients, Int64s, StagedStep
+from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.table import GradientSection, RowWrite, Table, table_from_info
+from shardam_server.shard.table import GradientSection, Table, table_from_info
 
 CLIENT = b"c" * 16
 

@@ -17,8 +17,9 @@ from shardam_server.shard.clients import IDLE_S, Clients, Origin
 from shardam_server.shard.groups.changes import IncomingPart, decide, set_group, stage
 from shardam_server.shard.groups.values import Contribution, Decision, Group, GroupTerms, Member
 from shardam_server.shard.last_numbers import settle_number
+from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.table import GradientSection, RowWrite
+from shardam_server.shard.table import GradientSection
 
 ROW_IDS = range(8)
 CLIENT = b"c" * 16

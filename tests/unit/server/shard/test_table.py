@@ -13,8 +13,9 @@ from shardam_kernels.row_steps import Rounding, RowSteps
 from shardam_proto.schema import Constant, DtypeName, Normal, StepModeName, TableSpec
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.records import CpuDevice, Float32s, Int64s
+from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.table import GradientSection, RowWrite, Table, table_from_info
+from shardam_server.shard.table import GradientSection, Table, table_from_info
 
 OPTIONS = AdamOptions(lr=0.1, weight_decay=0.01)
 SEED = 77
