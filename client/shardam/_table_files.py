@@ -52,8 +52,8 @@ class ImportReport:
         created: True: the table did not exist.
         table_step: the table's step now.
         moments: False: weights alone; moments and the rows' own steps are zero.
-        same_initial_rows: True: rows that were never written start from the weights that they had in the source, too; False:
-            from others, since a table's seed is made of the cluster's seed and its name.
+        same_initial_rows: True: rows that were never written start from the weights that they had in the source, too, since a
+            table that is made takes over the source's seed; False: it existed, with another one.
         one_moment: as ExportReport.
         options: hyper-parameters of the source's last step; they are not set anywhere: hand them to SparseAdam. None: it says
             none.
@@ -101,7 +101,7 @@ def import_table(cluster: Cluster, path: str | Path, name: str | None, *, overwr
     created = table is None
     num_deleted = 0
     if table is None:
-        table = cluster.create_table(spec)
+        table = cluster._create_tables([spec], {spec.name: file.info.table_seed})[0]
     else:
         stats = check_replaceable(table, step, overwrite=overwrite, source=str(file.path))
         if stats.num_rows:

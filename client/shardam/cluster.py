@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -215,12 +215,16 @@ class Cluster:
         Raises:
             SchemaMismatch: as create_table.
         """
+        return self._create_tables(specs, {})
+
+    def _create_tables(self, specs: Sequence[TableSpec], seeds: Mapping[str, int]) -> list[Table]:
+        """As create_tables; a table that is made now has the seed given by its name."""
         for spec in specs:
             if not isinstance(spec, TableSpec):
                 raise BadOption(f"create_tables takes shardam.TableSpec values, got {spec!r}")
         if not specs:
             return []
-        request = table_pb2.CreateTablesRequest(specs=[spec.to_proto() for spec in specs])
+        request = table_pb2.CreateTablesRequest(specs=[spec.to_proto() for spec in specs], table_seeds=seeds)
         answer = self._session.answer(ShardCall(self._home, lambda link: link.tables.CreateTables, request))
         return [Table(self, table_info(table)) for table in answer.tables]
 

@@ -84,7 +84,7 @@ def test_an_imported_table_takes_the_same_next_step(
     assert written.size_bytes == written.path.stat().st_size
     report = other.import_table(written.path)
     assert (report.table, report.num_rows, report.created, report.moments) == (table.name, written.num_rows, True, True)
-    assert (report.table_step, report.options, report.same_initial_rows) == (10, LR, False)
+    assert (report.table_step, report.options, report.same_initial_rows) == (10, LR, True)
     copied = other.table(table.name)
     assert_same(table, copied)
     known = sorted_rows(table).row_ids[:40]
@@ -135,11 +135,17 @@ def test_an_empty_table_and_one_with_steps_alone_come_back(
         assert_same(table, other.table(table.name))
 
 
-def test_the_same_name_and_seed_have_the_same_initial_rows(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_rows_that_were_never_written_start_as_they_did_where_the_table_came_from(
+    cluster: LocalCluster, other: LocalCluster, tmp_path: Path
+) -> None:
     table = trained(cluster)
     path = table.export(tmp_path / "items.npz").path
-    assert cluster.import_table(path, overwrite=True).same_initial_rows
-    assert not cluster.import_table(path, next(_names)).same_initial_rows
+    copied = other.import_table(path, next(_names))
+    assert copied.same_initial_rows
+    np.testing.assert_array_equal(other.table(copied.table).pull([5000, -1]), table.pull([5000, -1]))
+    there = other.create_table(TableSpec(next(_names), 5))
+    assert not other.import_table(path, there.name).same_initial_rows
+    assert (there.pull([5000]) != table.pull([5000])).all()
 
 
 @pytest.mark.case("C079")
