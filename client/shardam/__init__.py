@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardam import errors, init
 from shardam._connect import connect
+from shardam._table_files import ExportReport, ImportReport
 from shardam.cluster import Cluster
 from shardam.local import LocalCluster
 from shardam.table import PushResult, Rows, Table, TableInfo, TableStats
@@ -18,6 +19,7 @@ from shardam_kernels.factors import AdamOptions
 from shardam_proto.schema import TableSpec
 
 if TYPE_CHECKING:
+    from shardam._localize import localize
     from shardam.amp import GradScaler
     from shardam.collection import EmbeddingCollection
     from shardam.embedding import Embedding
@@ -36,12 +38,15 @@ __all__ = [
     "TableStats",
     "Rows",
     "PushResult",
+    "ExportReport",
+    "ImportReport",
     "AdamOptions",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingCollection",
     "SparseAdam",
     "GradScaler",
+    "localize",
     "init",
     "errors",
     "__version__",
@@ -54,6 +59,7 @@ _NEED_TORCH = {
     "EmbeddingCollection": "shardam.collection",
     "SparseAdam": "shardam.optimizer",
     "GradScaler": "shardam.amp",
+    "localize": "shardam._localize",
 }
 """Public name -> the module that has it."""
 

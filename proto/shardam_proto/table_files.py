@@ -221,8 +221,11 @@ class TableFile:
                     row_steps=arrays["row_steps"].astype(np.uint32, copy=False) if "row_steps" in arrays else None,
                 )
 
-    def check_rows(self) -> None:
+    def check_rows(self) -> npt.NDArray[np.int64]:
         """Reads all rows and checks what must hold before any of them is written; takes 16 bytes of memory a row.
+
+        Returns:
+            The rows' ids, sorted.
 
         Raises:
             WrongShape: an id is there twice.
@@ -249,6 +252,7 @@ class TableFile:
                 f"{some_ids(outside)}",
                 metadata={"file": str(self.path), "row_ids": some_ids(outside)},
             )
+        return ids
 
     def _check_values(self, rows: TableRows) -> None:
         for name in ("weight", "exp_avg", "exp_avg_sq"):
