@@ -183,9 +183,7 @@ class _BlockChanges:
         Raises:
             ShardamError: a shard refused or did not answer.
         """
-        parts = {
-            shard: self._part(rows, positions, table_step) for shard, positions in self._positions(rows.row_ids).items()
-        }
+        parts = {shard: self._part(rows, positions, table_step) for shard, positions in self._positions(rows.row_ids).items()}
         self._run(parts, lambda stubs: stubs.rows.AssignRows)
 
     def delete_others(self, kept: npt.NDArray[np.int64]) -> int:
@@ -240,9 +238,7 @@ class _BlockChanges:
         finally:
             client.leave()
 
-    def _part(
-        self, rows: TableRows, positions: npt.NDArray[np.intp], table_step: int | None
-    ) -> row_pb2.AssignRowsRequest:
+    def _part(self, rows: TableRows, positions: npt.NDArray[np.intp], table_step: int | None) -> row_pb2.AssignRowsRequest:
         part = row_pb2.AssignRowsRequest(
             table_id=self._info.table_id,
             table_step=table_step,

@@ -79,7 +79,8 @@ def import_one_table(
     request_number: RequestNumber,
     path: Annotated[Path, Depends(_received)],
     overwrite: Annotated[
-        bool, Query(description="a table that has rows or steps becomes what the file says; rows that are not in it are deleted")
+        bool,
+        Query(description="a table that has rows or steps becomes what the file says; rows that are not in it are deleted"),
     ] = False,
     weights_only: Annotated[bool, Query(description="read weights alone: moments begin anew, the table's step stays")] = False,
 ) -> JsonResponse:
