@@ -18,6 +18,7 @@ from shardam_proto.registry import connect_redis
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2, job_pb2
 from shardam_server.__main__ import main
+from shardam_server.flags import parse_settings
 from shardam_server.settings import StatusSettings
 from shardam_server.status import read_report, report_as_json, report_as_text
 
@@ -39,7 +40,7 @@ class Shell:
         return out if status == 0 else err
 
     def report(self) -> StatusSettings:
-        return StatusSettings(redis=self.url, cluster="test")
+        return parse_settings("status", StatusSettings, ["--redis", self.url, "--cluster", "test"], "")
 
 
 @pytest.fixture(scope="module")
