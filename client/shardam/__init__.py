@@ -13,6 +13,7 @@ from shardam import errors, init
 from shardam._checkpoint_job import CheckpointJob
 from shardam._checkpoint_values import CheckpointInfo, RestoreReport, TableReport
 from shardam._connect import connect
+from shardam._table_files import ExportReport, ImportReport
 from shardam.cluster import Cluster
 from shardam.local import LocalCluster
 from shardam.table import PushResult, Rows, Table, TableInfo, TableStats
@@ -20,6 +21,7 @@ from shardam_kernels.factors import AdamOptions
 from shardam_proto.schema import TableSpec
 
 if TYPE_CHECKING:
+    from shardam._localize import localize
     from shardam.amp import GradScaler
     from shardam.collection import EmbeddingCollection
     from shardam.embedding import Embedding
@@ -38,6 +40,8 @@ __all__ = [
     "TableStats",
     "Rows",
     "PushResult",
+    "ExportReport",
+    "ImportReport",
     "AdamOptions",
     "CheckpointJob",
     "CheckpointInfo",
@@ -48,6 +52,7 @@ __all__ = [
     "EmbeddingCollection",
     "SparseAdam",
     "GradScaler",
+    "localize",
     "init",
     "errors",
     "__version__",
@@ -60,6 +65,7 @@ _NEED_TORCH = {
     "EmbeddingCollection": "shardam.collection",
     "SparseAdam": "shardam.optimizer",
     "GradScaler": "shardam.amp",
+    "localize": "shardam._localize",
 }
 """Public name -> the module that has it."""
 

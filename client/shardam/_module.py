@@ -11,9 +11,12 @@ from torch import nn
 
 from shardam._arrays import Int64s, Values, as_row_ids, check_bounds, check_flag
 from shardam._gradient import TableGradient, gradient_of
+from shardam._table_files import ImportReport
+from shardam._torch_state import ModuleState, OptimizerState, export_state, import_state, weight_of
 from shardam._uses import CompactRows, Use
 from shardam.cluster import Cluster
 from shardam.table import Table
+from shardam_kernels.factors import AdamOptions
 from shardam_proto.errors import BadOption
 from shardam_proto.schema import DtypeName, TableSpec
 
@@ -150,6 +153,56 @@ class TableModule(Parameterless):
         """The padding row, if there is one."""
         return self._table.spec.padding_idx
 
+    def import_state_dict(
+        self,
+        state_dict: Mapping[str, object],
+        optimizer_state_dict: Mapping[str, object] | None = None,
+        *,
+        name: str = "weight",
+        param: int | str = 0,
+        ids: Values | None = None,
+        overwrite: bool = False,
+    ) -> ImportReport:
+        """Fills the table with the state of a torch module, and of the torch.optim.SparseAdam that trained it.
+
+        All is checked before anything is written. Hyper-parameters are reported (`options`), not set: our SparseAdam has them.
+
+        Args:
+            state_dict: of torch.nn.Embedding or EmbeddingBag, or of a model that has one.
+            optimizer_state_dict: of torch.optim.SparseAdam; None: moments are zero and the table's step stays.
+            name: the weight's name in state_dict.
+            param: the weight's index in the optimizer's state_dict, or its name there.
+            ids: of an unbounded table: which id each row is, int64 [N], each once.
+            overwrite: a table with rows or steps becomes what is given; its other rows are deleted.
+
+        Raises:
+            BadOption: no such tensor or parameter, another optimizer's state, or ids that go with another kind of table.
+            WrongShape, NonFiniteState: values that do not fit the table; the message has both shapes.
+            CheckpointMismatch: the table has rows or steps and overwrite is False, or has taken another number of steps.
+        """
+        check_flag(overwrite, f"{self._who()}: overwrite")
+        weight = weight_of(state_dict, name, self._table.name)
+        return import_state(self._table, weight, optimizer_state_dict, param, ids, overwrite)
+
+    def export_state_dict(
+        self, *, name: str = "weight", ids: Values | None = None, options: AdamOptions | None = None
+    ) -> tuple[ModuleState, OptimizerState]:
+        """Returns the state with which a torch module and torch.optim.SparseAdam go on locally.
+
+        Load them as they are: `local.load_state_dict(module_state)`, `optimizer.load_state_dict(optimizer_state)` with the
+        module's weight as the optimizer's only parameter. All rows are read into memory.
+
+        Args:
+            name: the weight's name in the module's state.
+            ids: of an unbounded table: which ids, int64 [N]; row i is then ids[i].
+            options: hyper-parameters of the optimizer's state; None: those of the table's last step.
+
+        Raises:
+            BadOption: ids are missing, rows count their own steps, or the last step had weight decay, which torch's lacks.
+            StaleState: others pushed to the table meanwhile.
+        """
+        return export_state(self._table, name, ids, options)
+
     @property
     def _gradient(self) -> TableGradient:
         return gradient_of(self._table.cluster, self._table.info())
@@ -208,7 +261,7 @@ class TableModule(Parameterless):
         if prefix + "weight" in state_dict:
             raise BadOption(
                 f"{self._who()} has no weight to load from {prefix + 'weight'!r}: the rows live on shards. "
-                f"Write them with module.table.assign(range(n), state_dict[{prefix + 'weight'!r}]), or make the module with "
+                f"Write them with module.import_state_dict(state_dict, name={prefix + 'weight'!r}), or make the module with "
                 f"shardam.{type(self).__name__}.from_pretrained(weight, ...), and take the key out of the state_dict"
             )
         super()._load_from_state_dict(state_dict, prefix, *unused)

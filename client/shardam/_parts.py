@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from shardam._arrays import Float32s, Int64s, to_wire
 from shardam._changes import Change
 from shardam._messages import AssignPart, DeletePart, Payload, PushPart
@@ -59,13 +62,17 @@ class RowWrite:
         exp_avg: float32 [N, dim], or None: an old row keeps its own, a new one gets zero.
         exp_avg_sq: as exp_avg.
         if_absent: leave rows that exist as they are.
+        row_steps: uint32 [N], where rows count their own steps; None: an old row keeps its own, a new one gets zero.
+        table_step: the table's step afterwards, where it is zero or this one; None: it stays.
     """
 
     row_ids: Int64s
     weight: Float32s
     exp_avg: Float32s | None
     exp_avg_sq: Float32s | None
-    if_absent: bool
+    if_absent: bool = False
+    row_steps: npt.NDArray[np.uint32] | None = None
+    table_step: int | None = None
 
 
 def push_change(sections: Sequence[TableStepGradient], route_map: RouteMap) -> PushChange:
@@ -127,17 +134,25 @@ def assign_change(table: str, table_id: int, write: RowWrite, route_map: RouteMa
     parts = []
     for shard, positions in enumerate(positions_by_shard(route_map, write.row_ids)):
         row_ids = write.row_ids[positions]
-        columns = {"weight": write.weight, "exp_avg": write.exp_avg, "exp_avg_sq": write.exp_avg_sq}
+        columns: dict[str, npt.NDArray[np.generic] | None] = {
+            "weight": write.weight,
+            "exp_avg": write.exp_avg,
+            "exp_avg_sq": write.exp_avg_sq,
+            "row_steps": write.row_steps,
+        }
         present = {name: values[positions] for name, values in columns.items() if values is not None}
         num_bytes = HEADER_BYTES + row_ids.nbytes + sum(values.nbytes for values in present.values())
         check_size(num_bytes, MAX_MESSAGE_BYTES, what, shard)
+        wire = {name: to_wire(values) for name, values in present.items()}
         part = row_pb2.AssignRowsRequest(
             table_id=table_id,
             if_absent=write.if_absent,
             row_ids=to_wire(row_ids),
-            weight=to_wire(present["weight"]),
-            exp_avg=to_wire(present["exp_avg"]) if "exp_avg" in present else None,
-            exp_avg_sq=to_wire(present["exp_avg_sq"]) if "exp_avg_sq" in present else None,
+            weight=wire["weight"],
+            exp_avg=wire.get("exp_avg"),
+            exp_avg_sq=wire.get("exp_avg_sq"),
+            row_steps=wire.get("row_steps"),
+            table_step=write.table_step,
         )
         parts.append(AssignPart(part))
     return Change(parts, route_map, split_assign_anew, AssignPart.answer, lambda _: [])

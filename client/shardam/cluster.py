@@ -7,10 +7,12 @@ import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from shardam._arrays import check_flag
 from shardam._checkpointing import ClusterCheckpoints
 from shardam._discovery import open_session
 from shardam._endings import copy_of
@@ -22,6 +24,7 @@ from shardam._pusher import Pusher
 from shardam._session import Session
 from shardam._session_options import SessionOptions
 from shardam._steps import StepKind, refused_step, step_change, table_step_after
+from shardam._table_files import ImportReport, import_table
 from shardam._values import PushResult, TableInfo, TableStats
 from shardam.table import Table
 from shardam_proto.errors import (
@@ -229,14 +232,42 @@ class Cluster(ClusterCheckpoints):
         Raises:
             SchemaMismatch: as create_table.
         """
+        return self._create_tables(specs, {})
+
+    def _create_tables(self, specs: Sequence[TableSpec], seeds: Mapping[str, int]) -> list[Table]:
+        """As create_tables; a table that is made now has the seed given by its name."""
         for spec in specs:
             if not isinstance(spec, TableSpec):
                 raise BadOption(f"create_tables takes shardam.TableSpec values, got {spec!r}")
         if not specs:
             return []
-        request = table_pb2.CreateTablesRequest(specs=[spec.to_proto() for spec in specs])
+        request = table_pb2.CreateTablesRequest(specs=[spec.to_proto() for spec in specs], table_seeds=seeds)
         answer = self._ready_session.ask_home(lambda link: link.tables.CreateTables, request)
         return [Table(self, table_info(table)) for table in answer.tables]
+
+    def import_table(
+        self, path: str | Path, table: str | None = None, *, overwrite: bool = False, weights_only: bool = False
+    ) -> ImportReport:
+        """Fills a table from a file that Table.export wrote; it is created with the file's schema if it does not exist.
+
+        The whole file is checked before anything is written. An import that breaks off leaves a part of the rows; it can be
+        repeated with overwrite. The table must not be trained meanwhile: a step in between is noticed, and refused.
+
+        Args:
+            path: ends in .safetensors or .npz.
+            table: its name here; None: the name that it had.
+            overwrite: a table with rows or steps becomes what the file says; rows that are not in it are deleted.
+            weights_only: moments and the rows' steps are zero, and the table's step stays.
+
+        Raises:
+            BadOption, VersionMismatch, CheckpointDamaged, WrongShape, NonFiniteState, IdOutOfRange: the file, with the reason.
+            SchemaMismatch: the table exists with another schema; the message shows both values of what differs.
+            CheckpointMismatch: the table has rows or steps and overwrite is False, or has another step than the file and
+                weights_only is False.
+        """
+        check_flag(overwrite, "import_table: overwrite")
+        check_flag(weights_only, "import_table: weights_only")
+        return import_table(self, path, table, overwrite=overwrite, weights_only=weights_only)
 
     @property
     def _ready_session(self) -> Session:

@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
-from shardam._arrays import Values
+from shardam._features import Feature, Ids, KeyedJagged, Output, jagged_features
 from shardam._lookup import look_up
 from shardam._module import Parameterless, TableModule
 from shardam._uses import Use, checked_offsets
 from shardam.embedding import Embedding
 from shardam.embedding_bag import EmbeddingBag
-from shardam_proto.errors import BadOption, WrongShape
-
-
-@runtime_checkable
-class KeyedJagged(Protocol):
-    """Ids of several features, one feature after the other, such as a KeyedJaggedTensor."""
-
-    def keys(self) -> Sequence[str]:
-        """Names of the F features."""
-        ...
-
-    def values(self) -> torch.Tensor:
-        """Ids [N] of all features."""
-        ...
-
-    def offsets(self) -> torch.Tensor:
-        """Where each bag starts, and the end: integers [F * B + 1]."""
-        ...
-
-    def weights_or_none(self) -> torch.Tensor | None:
-        """A weight for each id, or None."""
-        ...
-
-
-Ids = torch.Tensor | Values
-Feature = Ids | tuple[Ids, Ids] | tuple[Ids, Ids, torch.Tensor]
-"""Ids of any shape, or ids [N] with offsets, or these with a weight for each id."""
-
-Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+from shardam_proto.errors import BadOption
 
 
 class EmbeddingCollection(Parameterless):
@@ -102,13 +73,7 @@ class EmbeddingCollection(Parameterless):
             WrongShape: as EmbeddingBag.
             WrongIdDtype, IdOutOfRange, ShardUnreachable, ShardLost: as Embedding.
         """
-        given = features if isinstance(features, Mapping) else self._split(features)
-        if set(given) != set(self._index_of):
-            missing, unknown = sorted(set(self._index_of) - set(given)), sorted(set(given) - set(self._index_of))
-            raise BadOption(
-                f"EmbeddingCollection needs exactly its features {list(self._index_of)}; missing: {missing}, unknown: {unknown}"
-            )
-        jagged = {feature: _as_jagged(feature, given[feature]) for feature in self._index_of}
+        jagged = jagged_features(features, self._index_of, self._ends_without_last_offset())
         outputs = look_up([self._use(feature, *parts) for feature, parts in jagged.items()])
         return {
             feature: (output, torch.as_tensor(offsets))
@@ -133,41 +98,13 @@ class EmbeddingCollection(Parameterless):
             checked_offsets(offsets, use.row_ids.size, f"EmbeddingCollection: feature {feature!r}")
         return use
 
-    def _split(self, features: KeyedJagged) -> dict[str, Feature]:
-        """Takes an object with all features apart; its offsets end with the number of ids, a bag's may not."""
-        if not isinstance(features, KeyedJagged):
-            raise BadOption(
-                "EmbeddingCollection takes a dict of features to ids, or an object with keys(), values(), offsets() and "
-                f"weights_or_none(), got {type(features).__name__}"
-            )
-        keys, values, offsets, weights = features.keys(), features.values(), features.offsets(), features.weights_or_none()
-        if not keys or (offsets.numel() - 1) % len(keys):
-            raise WrongShape(
-                f"EmbeddingCollection: {offsets.numel()} offsets cannot be one more than a multiple of {len(keys)} features"
-            )
-        batch_size = (offsets.numel() - 1) // len(keys)
-        ends = checked_offsets(offsets, values.numel(), "EmbeddingCollection").tolist()
-        if not ends or ends[-1] != values.numel():
-            raise WrongShape(
-                f"EmbeddingCollection: the last offset must be the number of ids, {values.numel()}; got {ends[-1:]}"
-            )
-        if weights is not None and weights.shape != values.shape:
-            raise WrongShape(
-                f"EmbeddingCollection: weights have shape {tuple(weights.shape)} and values have shape {tuple(values.shape)}"
-            )
-        split: dict[str, Feature] = {}
-        for index, feature in enumerate(keys):
-            bags = offsets[index * batch_size : (index + 1) * batch_size + 1]
-            start, end = ends[index * batch_size], ends[(index + 1) * batch_size]
-            bags = bags - start
-            if (
-                feature in self._index_of
-                and isinstance(module := self[feature], EmbeddingBag)
-                and not module.include_last_offset
-            ):
-                bags = bags[:-1]
-            split[feature] = (values[start:end], bags) if weights is None else (values[start:end], bags, weights[start:end])
-        return split
+    def _ends_without_last_offset(self) -> list[str]:
+        """Returns the features whose bags' offsets do not end with the number of ids."""
+        return [
+            feature
+            for feature in self._index_of
+            if isinstance(module := self[feature], EmbeddingBag) and not module.include_last_offset
+        ]
 
     def _who(self) -> str:
         return f"EmbeddingCollection of {list(self._index_of)}"
@@ -178,17 +115,3 @@ class EmbeddingCollection(Parameterless):
     def extra_repr(self) -> str:
         """Lists the features with their module's number."""
         return ", ".join(f"{feature!r}: {index}" for feature, index in self._index_of.items())
-
-
-def _as_jagged(feature: str, given: Feature) -> tuple[Ids, Ids | None, torch.Tensor | None]:
-    """Returns ids, offsets and weights."""
-    if not isinstance(given, tuple):
-        return given, None, None
-    if len(given) == 2:
-        return given[0], given[1], None
-    if len(given) == 3:
-        return given
-    raise BadOption(
-        f"EmbeddingCollection: feature {feature!r} must be ids, (ids, offsets) or (ids, offsets, weights), got a tuple of "
-        f"{len(given)}"
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from shardam._arrays import Float32s, Int64s, Values, as_flat_row_ids, as_rows, 
 from shardam._parts import RowWrite, assign_change, delete_change
 from shardam._push_checks import as_gradient, check_options, merged_gradient
 from shardam._reads import read_rows, read_weights, scan_rows
+from shardam._table_files import ExportReport, export_table
 from shardam._values import PushResult, Rows, TableInfo, TableStats
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.errors import BadOption, NonFiniteState, SchemaMismatch, WrongShape
@@ -211,6 +213,23 @@ class Table:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_SCAN_ROWS:
             raise BadOption(f"batch_size must be an integer from 1 to {MAX_SCAN_ROWS}, got {batch_size!r}")
         return scan_rows(self._cluster._ready_to_read(), self.info(), batch_size)
+
+    def export(self, path: str | Path) -> ExportReport:
+        """Writes all rows with their moments and steps to one file, which Cluster.import_table and other programs read.
+
+        Arrays: ids int64 [N], sorted; weight, exp_avg, exp_avg_sq float32 [N, dim]; row_steps uint32 [N] where rows count their
+        own. Beside them schema, seed, step and last hyper-parameters. Rows are read a page at a time while others may push;
+        the report and the file say whether all are of one moment. Takes about 28 bytes of memory a row, and disk for twice the
+        file in its folder.
+
+        Args:
+            path: ends in .safetensors or .npz; replaced in one moment if it exists.
+
+        Raises:
+            BadOption: another suffix, a folder that is not there or cannot be written, or a full disk; the former file is as it
+                was.
+        """
+        return export_table(self, path)
 
     def _ids(self, row_ids: Values) -> Int64s:
         ids = as_flat_row_ids(row_ids)

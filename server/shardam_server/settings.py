@@ -264,6 +264,9 @@ class AdminSettings(MemberSettings):
     insecure: bool = Field(False, description="allow a bind wider than loopback without a token")
     shard_timeout_s: TimeoutSeconds = Field(5.0, description="seconds until a call to a shard has failed")
     max_batch_ids: int = Field(10_000, ge=1, le=1_000_000, description="ids that one batchGet may name")
+    max_import_mib: int = Field(
+        1024, ge=1, le=2**20, description="MiB of a table's file that one request may bring; it lies on disk while it is read"
+    )
     drain_s: DrainSeconds = Field(10.0, description=DRAIN)
 
 

@@ -10,7 +10,8 @@ from shardam_testing.processes import Valkey, running_valkey
 
 from shardam_proto.registry import ClusterEntry, Plan, ShardEntry
 from shardam_proto.routing import RouteMap
-from shardam_server.shard.registration import MOVE_ALLOWED_S, Claim, Lease, PlanAnswer, PlanEntry, Registration
+from shardam_server.shard.registration import MOVE_ALLOWED_S, Claim, Lease, Registration
+from shardam_server.shard.shared_entries import PlanAnswer, PlanEntry
 
 CLUSTER = ClusterEntry("0123456789abcdef", 2, 0)
 HOLD_ID = 7

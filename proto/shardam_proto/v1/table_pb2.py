@@ -25,21 +25,25 @@ _sym_db = _symbol_database.Default()
 from shardam_proto.v1 import common_pb2 as shardam__proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cshardam_proto/v1/table.proto\x12\nshardam.v1\x1a\x1dshardam_proto/v1/common.proto\"f\n\x13\x43reateTablesRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12$\n\x05specs\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableSpec\"i\n\x14\x43reateTablesResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableInfo\"t\n\x11ListTablesRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\r\n\x05names\x18\x02 \x03(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\nafter_name\x18\x04 \x01(\t\"\x80\x01\n\x12ListTablesResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableInfo\x12\x17\n\x0fnext_after_name\x18\x03 \x01(\t2\xae\x01\n\x0cTableService\x12Q\n\x0c\x43reateTables\x12\x1f.shardam.v1.CreateTablesRequest\x1a .shardam.v1.CreateTablesResponse\x12K\n\nListTables\x12\x1d.shardam.v1.ListTablesRequest\x1a\x1e.shardam.v1.ListTablesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cshardam_proto/v1/table.proto\x12\nshardam.v1\x1a\x1dshardam_proto/v1/common.proto\"\xdf\x01\n\x13\x43reateTablesRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12$\n\x05specs\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableSpec\x12\x44\n\x0btable_seeds\x18\x03 \x03(\x0b\x32/.shardam.v1.CreateTablesRequest.TableSeedsEntry\x1a\x31\n\x0fTableSeedsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x06:\x02\x38\x01\"i\n\x14\x43reateTablesResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableInfo\"t\n\x11ListTablesRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\r\n\x05names\x18\x02 \x03(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\nafter_name\x18\x04 \x01(\t\"\x80\x01\n\x12ListTablesResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableInfo\x12\x17\n\x0fnext_after_name\x18\x03 \x01(\t2\xae\x01\n\x0cTableService\x12Q\n\x0c\x43reateTables\x12\x1f.shardam.v1.CreateTablesRequest\x1a .shardam.v1.CreateTablesResponse\x12K\n\nListTables\x12\x1d.shardam.v1.ListTablesRequest\x1a\x1e.shardam.v1.ListTablesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardam_proto.v1.table_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CREATETABLESREQUEST']._serialized_start=75
-  _globals['_CREATETABLESREQUEST']._serialized_end=177
-  _globals['_CREATETABLESRESPONSE']._serialized_start=179
-  _globals['_CREATETABLESRESPONSE']._serialized_end=284
-  _globals['_LISTTABLESREQUEST']._serialized_start=286
-  _globals['_LISTTABLESREQUEST']._serialized_end=402
-  _globals['_LISTTABLESRESPONSE']._serialized_start=405
-  _globals['_LISTTABLESRESPONSE']._serialized_end=533
-  _globals['_TABLESERVICE']._serialized_start=536
-  _globals['_TABLESERVICE']._serialized_end=710
+  _globals['_CREATETABLESREQUEST_TABLESEEDSENTRY']._loaded_options = None
+  _globals['_CREATETABLESREQUEST_TABLESEEDSENTRY']._serialized_options = b'8\001'
+  _globals['_CREATETABLESREQUEST']._serialized_start=76
+  _globals['_CREATETABLESREQUEST']._serialized_end=299
+  _globals['_CREATETABLESREQUEST_TABLESEEDSENTRY']._serialized_start=250
+  _globals['_CREATETABLESREQUEST_TABLESEEDSENTRY']._serialized_end=299
+  _globals['_CREATETABLESRESPONSE']._serialized_start=301
+  _globals['_CREATETABLESRESPONSE']._serialized_end=406
+  _globals['_LISTTABLESREQUEST']._serialized_start=408
+  _globals['_LISTTABLESREQUEST']._serialized_end=524
+  _globals['_LISTTABLESRESPONSE']._serialized_start=527
+  _globals['_LISTTABLESRESPONSE']._serialized_end=655
+  _globals['_TABLESERVICE']._serialized_start=658
+  _globals['_TABLESERVICE']._serialized_end=832
 # @@protoc_insertion_point(module_scope)

@@ -25,8 +25,29 @@ class CreateTablesRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TableSeedsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     HEADER_FIELD_NUMBER: _builtins.int
     SPECS_FIELD_NUMBER: _builtins.int
+    TABLE_SEEDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> _common_pb2.RequestHeader:
         """Header."""
@@ -35,15 +56,22 @@ class CreateTablesRequest(_message.Message):
     def specs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TableSpec]:
         """The schemas."""
 
+    @_builtins.property
+    def table_seeds(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Seeds of initial weights and of rounding, by name, for those that are made now and keep another table's, as an import does.
+        A table not named here gets the one of the cluster's seed and its name; one that exists keeps its own.
+        """
+
     def __init__(
         self,
         *,
         header: _common_pb2.RequestHeader | None = ...,
         specs: _abc.Iterable[_common_pb2.TableSpec] | None = ...,
+        table_seeds: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "specs", b"specs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "specs", b"specs", "table_seeds", b"table_seeds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

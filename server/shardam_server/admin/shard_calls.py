@@ -18,6 +18,7 @@ from shardam_proto.limits import PROTOCOL_VERSION
 from shardam_proto.registry import ClusterView, ShardEntry
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
+from shardam_proto.v1.checkpoint_pb2_grpc import CheckpointServiceStub
 from shardam_proto.v1.embedding_pb2_grpc import EmbeddingServiceStub
 from shardam_proto.v1.row_pb2_grpc import RowServiceStub
 from shardam_proto.v1.shard_pb2_grpc import ShardServiceStub
@@ -53,6 +54,7 @@ class Stubs:
         rows: rows.
         tables: tables.
         shard: status and metrics.
+        checkpoints: checkpoints and jobs; of home alone.
     """
 
     entry: ShardEntry
@@ -61,9 +63,17 @@ class Stubs:
     rows: RowServiceStub
     tables: TableServiceStub
     shard: ShardServiceStub
+    checkpoints: CheckpointServiceStub
 
 
 Select = Callable[[Stubs], "grpc.UnaryUnaryMultiCallable[Request, Response]"]
+
+
+ADMIN_TOKEN_REFUSED = (
+    "the shards refuse the admin API's own token, not the caller's: start `shardam admin` with the SHARDAM_TOKEN that "
+    "they were started with"
+)
+"""What is said when shards refuse the token of this process: the caller's own was found right before the call."""
 
 
 class ShardCalls:
@@ -73,11 +83,15 @@ class ShardCalls:
         reader: says who is registered where.
         token: the cluster's token, or None.
         timeout_s: deadline of a call.
+        token_refused: what is said when shards refuse that token; None: their own words.
     """
 
-    def __init__(self, reader: ClusterReader, token: str | None, timeout_s: float) -> None:
+    def __init__(
+        self, reader: ClusterReader, token: str | None, timeout_s: float, *, token_refused: str | None = ADMIN_TOKEN_REFUSED
+    ) -> None:
         self.reader = reader
         self.timeout_s = timeout_s
+        self._token_refused = token_refused
         self._token = token
         self._lock = threading.Lock()
         self._stubs: dict[int, Stubs] = {}
@@ -104,7 +118,14 @@ class ShardCalls:
         return work(present)
 
     def call(
-        self, shard: int, select: Select[Request, Response], request: Request, request_id: int, *, epoch: int = 0
+        self,
+        shard: int,
+        select: Select[Request, Response],
+        request: Request,
+        request_id: int,
+        timeout_s: float | None = None,
+        *,
+        epoch: int = 0,
     ) -> Response:
         """Calls one shard.
 
@@ -113,12 +134,13 @@ class ShardCalls:
             select: picks the stub method.
             request: the request.
             request_id: travels in the header, so that the shard's log names it.
+            timeout_s: as call_many.
             epoch: as call_each.
 
         Raises:
             ShardamError: the shard's reason, or SHARD_UNREACHABLE or NOT_READY.
         """
-        outcome = self.call_many({shard: request}, select, request_id, epoch=epoch)[shard]
+        outcome = self.call_many({shard: request}, select, request_id, timeout_s, epoch=epoch)[shard]
         if isinstance(outcome, ShardamError):
             raise outcome
         return outcome
@@ -235,11 +257,16 @@ class ShardCalls:
             try:
                 outcomes.append(future.result())
             except grpc.RpcError as error:
-                outcomes.append(_name_own_token(translate(error, peer)))
+                outcomes.append(self._name_own_token(translate(error, peer)))
             except grpc.FutureCancelledError as error:  # grpc's word for a call that the shard or close() ended
                 message = f"{peer} ended the call ({error}); send it again"
                 outcomes.append(ShardUnreachable(message, metadata={"shard": str(shard)}))
         return outcomes
+
+    def _name_own_token(self, error: ShardamError) -> ShardamError:
+        if error.reason != "BAD_TOKEN" or self._token_refused is None:
+            return error
+        return BadToken(self._token_refused, metadata=error.metadata)
 
     def _header(self, formed: Formed, request_id: int) -> common_pb2.RequestHeader:
         return common_pb2.RequestHeader(
@@ -265,20 +292,10 @@ class ShardCalls:
                 RowServiceStub(channel),
                 TableServiceStub(channel),
                 ShardServiceStub(channel),
+                CheckpointServiceStub(channel),
             )
             self._stubs[entry.index] = stubs
             return stubs
-
-
-def _name_own_token(error: ShardamError) -> ShardamError:
-    """Says whose token a shard refused: the caller's own was found right before the call."""
-    if error.reason != "BAD_TOKEN":
-        return error
-    return BadToken(
-        "the shards refuse the admin API's own token, not the caller's: start `shardam admin` with the SHARDAM_TOKEN that "
-        "they were started with",
-        metadata=error.metadata,
-    )
 
 
 def _is_stale(outcome: object) -> bool:

@@ -7,7 +7,8 @@ breaks off in between is finished by repeating it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from shardam_kernels.hashing import table_seed
 from shardam_proto.errors import SchemaMismatch, ShardLost, ShardNotReady
@@ -37,8 +38,12 @@ class Home:
         self._peers = peers
         self._one_at_a_time = asyncio.Lock()
 
-    async def create_tables(self, specs: Sequence[TableSpec]) -> list[Table]:
+    async def create_tables(self, specs: Sequence[TableSpec], seeds: Mapping[str, int] = MappingProxyType({})) -> list[Table]:
         """Creates tables on all shards, or returns those that exist with the same schema.
+
+        Args:
+            specs: the schemas.
+            seeds: by name, of those that are made now and keep another table's seed.
 
         Raises:
             WrongRole: this shard is not home.
@@ -51,7 +56,7 @@ class Home:
         async with self._one_at_a_time:
             missing = [spec for spec in by_name.values() if self._shard.state.find_table(spec.name) is None]
             if missing:
-                await self._create(missing)
+                await self._create(missing, seeds)
         tables = [self._shard.state.find_table(spec.name) for spec in specs]
         return [table for table in tables if table is not None]
 
@@ -62,10 +67,14 @@ class Home:
             _require_same(spec, by_name.setdefault(spec.name, present.spec if present else spec))
         return by_name
 
-    async def _create(self, specs: Sequence[TableSpec]) -> None:
-        seed = self._shard.identity.require_cluster().seed
+    async def _create(self, specs: Sequence[TableSpec], seeds: Mapping[str, int]) -> None:
+        cluster_seed = self._shard.identity.require_cluster().seed
         wanted = [
-            common_pb2.TableInfo(spec=spec.to_proto(), table_id=random_63_bits(), table_seed=table_seed(seed, spec.name))
+            common_pb2.TableInfo(
+                spec=spec.to_proto(),
+                table_id=random_63_bits(),
+                table_seed=seeds.get(spec.name, table_seed(cluster_seed, spec.name)),
+            )
             for spec in specs
         ]
         for spec in specs:

@@ -56,7 +56,7 @@ class TableServicer(table_pb2_grpc.TableServiceServicer):
         """Creates tables on all shards."""
         self._shard.check_serving(request.header)
         specs = [TableSpec.from_proto(message) for message in request.specs]
-        tables = await self._home.create_tables(specs)
+        tables = await self._home.create_tables(specs, request.table_seeds)
         return table_pb2.CreateTablesResponse(
             header=self._shard.header(request.header), tables=[table_info(table) for table in tables]
         )
