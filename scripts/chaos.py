@@ -6,8 +6,9 @@ Each round starts a cluster behind proxies, trains on it, plays a plan that foll
 a replay of its shard's journal in NumPy, one worker's run with a run without faults, and a group's steps with one process that
 carries home's decisions out. Two runs of one worker come first, on three shards and on one, with a kill of a shard for every 3
 of SECONDS; then four runs of groups of 2 and 4 in sync mode, each with a kill of a shard in a chosen phase of a step for every
-4 of SECONDS; then random rounds for SECONDS, every other one of a group, the last of which is finished. Exit status: 0 if
-nothing differed, 1 otherwise; the folder of a round that differed is kept.
+4 of SECONDS; then a kill of home, of another shard or of the caller in a chosen phase of a checkpoint or of a restore for every
+1.5 of SECONDS; then random rounds for SECONDS, in turn of a group, without one, and with checkpoints and their like, the
+last of which is finished. Exit status: 0 if nothing differed, 1 otherwise; the folder of a round that differed is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 # ruff: noqa: E402 - known to pytest alone
+from shardam_testing.faults.checkpoint_kills import JobPhase
+from shardam_testing.faults.checkpoint_rounds import make_job_kills, run_job_kills
 from shardam_testing.faults.group_rounds import RUNS_UNDER_KILLS, GroupRound, make_group_round, run_group_round
+from shardam_testing.faults.job_rounds import make_job_round
 from shardam_testing.faults.plans import Phase
 from shardam_testing.faults.rounds import Round, RoundResult, make_round, run_round
 
@@ -35,6 +39,9 @@ SECONDS_PER_KILL = 3
 
 SECONDS_PER_GROUP_KILL = 4
 """60 s are 15 kills in each run of a group under kills, 60 in all."""
+
+SECONDS_PER_JOB_KILL = 1.5
+"""60 s are 40 kills: of each victim in each phase of checkpoints and restores."""
 
 NUM_RUNS_UNDER_KILLS = 2
 """Rounds of one worker before the random ones (make_round)."""
@@ -48,13 +55,16 @@ def fixed_rounds(seconds: float, seed: int) -> Iterator[tuple[str, Play]]:
         yield plain(make_round(seed, place, num_kills=max(2, int(seconds // SECONDS_PER_KILL))))
     for place in range(len(RUNS_UNDER_KILLS)):
         yield of_group(make_group_round(seed, place, num_kills=max(2, int(seconds // SECONDS_PER_GROUP_KILL))))
+    kills = make_job_kills(seed, max(2, int(seconds // SECONDS_PER_JOB_KILL)))
+    yield f"{len(kills)} kills in checkpoints and restores", functools.partial(run_job_kills, kills)
 
 
 def random_rounds(seed: int) -> Iterator[tuple[str, Play]]:
-    """Yields random rounds, with their names, in turn of a group and without one."""
+    """Yields random rounds, with their names, in turn of a group, without one, and with checkpoints."""
     for place in itertools.count():
         yield of_group(make_group_round(seed, len(RUNS_UNDER_KILLS) + place, num_kills=0))
         yield plain(make_round(seed, NUM_RUNS_UNDER_KILLS + place, num_kills=0))
+        yield plain(make_job_round(seed, place))
 
 
 def plain(planned: Round) -> tuple[str, Play]:
@@ -105,9 +115,9 @@ def add(total: RoundResult, result: RoundResult) -> None:
     total.mismatches += result.mismatches
 
 
-def in_phases(fired: collections.Counter[str]) -> collections.Counter[str]:
-    """Returns the kills of shards in a chosen phase of a group's step."""
-    phases = tuple(f"({phase.value})" for phase in Phase)
+def in_phases(fired: collections.Counter[str], of: type[Phase | JobPhase]) -> collections.Counter[str]:
+    """Returns the kills in a chosen phase of a group's step, or of a job."""
+    phases = tuple(f"({phase.value})" for phase in of)
     return collections.Counter({kind: count for kind, count in fired.items() if kind.endswith(phases)})
 
 
@@ -122,8 +132,9 @@ def main(arguments: list[str]) -> int:
     total = run(seconds, seed)
     print(f"total in {total.seconds:.0f} s, seed {seed}: {total.num_changes} changes")
     print(f"  fired: {describe(total.fired)}")
-    kills = in_phases(total.fired)
+    kills, in_jobs = in_phases(total.fired, Phase), in_phases(total.fired, JobPhase)
     print(f"  groups: {total.num_decisions} decisions compared, {kills.total()} kills by phase: {describe(kills)}")
+    print(f"  checkpoints: {in_jobs.total()} kills by phase: {describe(in_jobs)}")
     print(f"  compared: {total.num_comparisons} tables, mismatches: {len(total.mismatches)}")
     return 1 if total.mismatches else 0
 

@@ -68,6 +68,13 @@ class Keys:
         """Hash: shard index -> lineage:change number, the highest that its folder held, to notice an older copy of it."""
         return f"shardam:{self.cluster}:marks"
 
+    def move(self, hold_id: int) -> str:
+        """String with a time to live: while it is there a move to other shards may be decided under a final hold.
+
+        Its value is a JSON list, by shard, of how ShardEntry.to_json writes the incarnations that were cut.
+        """
+        return f"shardam:{self.cluster}:move:{hold_id}"
+
     def given_rows(self, table_id: int) -> str:
         """String with a time to live: the lease of the one client that writes a table's given (pretrained) rows."""
         return f"shardam:{self.cluster}:given_rows:{table_id}"

@@ -141,6 +141,16 @@ def _forget_shard(arguments: list[str]) -> int:
     return run_forget_shard(settings)
 
 
+def _reshard(arguments: list[str]) -> int:
+    from shardam_server.flags import parse_settings
+    from shardam_server.reshard_settings import ReshardSettings
+
+    settings = parse_settings("reshard", ReshardSettings, arguments, COMMANDS["reshard"].about)
+    from shardam_server.reshard_command import run_reshard
+
+    return run_reshard(settings)
+
+
 def _demo(arguments: list[str]) -> int:
     from shardam_server.demo_command import run_demo
 
@@ -183,6 +193,11 @@ COMMANDS: dict[str, Command] = {
         "Gives up the rows of a shard that is LOST: it starts empty, and training starts anew.",
         "shardam forget-shard --index 1 --redis redis://host:6379/0",
         _forget_shard,
+    ),
+    "reshard": Command(
+        "Moves the rows of a running cluster to another number of shards; workers wait and go on.",
+        "shardam reshard --shards 4 --redis redis://host:6379/0",
+        _reshard,
     ),
     "demo": Command(
         "Trains a recommender with workers against shards, beside the same model trained locally.",

@@ -46,7 +46,9 @@ class ChildCommands:
             hidden_lines=("Memory overcommit must be enabled", "Reading config from stdin"),
         )
 
-    def shard(self, index: int, port: Callable[[], int], has_served: Callable[[], bool]) -> ChildSpec:
+    def shard(
+        self, index: int, port: Callable[[], int], has_served: Callable[[], bool], num_shards: int | None = None
+    ) -> ChildSpec:
         """Returns a shard's specification.
 
         Args:
@@ -54,11 +56,13 @@ class ChildCommands:
             port: returns its port, asked anew for each start; 0: any.
             has_served: returns whether it was ready once. From then on no start truncates a journal: the user has seen what
                 one truncation costs, and not what a later one would.
+            num_shards: shards of the cluster; None: as many as `up` was told.
         """
+        count = self._settings.shards if num_shards is None else num_shards
 
         def flags() -> list[str]:
             truncate = self._settings.truncate_journal and not has_served()
-            return [*self._shard_flags(index, port()), *(["--truncate-journal"] if truncate else [])]
+            return [*self._shard_flags(index, count, port()), *(["--truncate-journal"] if truncate else [])]
 
         return self._package(f"shard {index}", flags)
 
@@ -106,12 +110,12 @@ class ChildCommands:
         values = {name: getattr(self._settings, name) for name in sorted(names)}
         return {"data_dir": data_dir, **{name: value for name, value in values.items() if value is not None}}
 
-    def _shard_flags(self, index: int, port: int) -> list[str]:
+    def _shard_flags(self, index: int, num_shards: int, port: int) -> list[str]:
         settings = self._settings
         flags = _flags(
             {
                 "index": index,
-                "shards": settings.shards,
+                "shards": num_shards,
                 "port": port,
                 "device": settings.device,
                 "max-rows": settings.max_rows,

@@ -21,3 +21,9 @@ class UsageError(CommandError):
 
 class PortInUse(CommandError):
     """The port that a process is to listen on is taken, or may not be bound."""
+
+
+class Resharded(CommandError):
+    """A shard has ended because the state of the cluster has moved to another number of shards."""
+
+    exit_code = 76

@@ -82,6 +82,18 @@ class ClusterProbe:
                         return entry
             await asyncio.sleep(_POLL_S)
 
+    async def num_shards(self) -> int | None:
+        """Returns the number of shards that the cluster has now, once Redis answers; None: Redis knows no such cluster.
+
+        Raises:
+            CommandError: what Redis says is not of this version.
+        """
+        while True:
+            with contextlib.suppress(RedisUnreachable):
+                entry = (await self.view()).entry
+                return None if entry is None else entry.num_shards
+            await asyncio.sleep(_POLL_S)
+
     async def admin_ready(self, host: str, port: int) -> None:
         """Waits until the admin API says that it and all shards serve (/readyz)."""
         while not await asyncio.to_thread(_is_ready, host, port):

@@ -1,16 +1,17 @@
 """Keeps children alive and stops them in order; knows how, not what: the children of `up` are made in up.py.
 
-A dead child is started again after a delay that doubles with each exit before it was ready. The first request to stop drains
-group by group; the second kills.
+A dead child is started again after a delay that doubles with each exit before it was ready; one that leaves is not, and others
+take the place of its whole group. The first request to stop drains group by group; the second kills.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from shardam_server.children import Child, describe_exit
 from shardam_server.command_errors import CommandError, UsageError
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 _REMIND_S = 10.0  # how often a long wait for readiness is logged
 _LAST_WORDS = "shardam: "  # how a command of ours begins the line that says why it ends
 _KILL_WAIT_S = 10.0  # the kernel ends a killed process at once, unless it hangs in a device
+_LEAVE_S = 30.0  # a child that has not heard that its group leaves hears it when it renews its name, some seconds later
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +32,14 @@ class RestartPolicy:
         max_delay_s: longest wait.
         limit: exits in a row before readiness after which the supervisor gives up.
         final_status: exit status by which a child says, before readiness, that no other start would end otherwise.
+        leaving_status: exit status by which a child says that others take its group's place.
     """
 
     delay_s: float = 0.5
     max_delay_s: float = 15.0
     limit: int = 5
     final_status: int | None = None
+    leaving_status: int | None = None
 
     def delay_after(self, exits: int) -> float:
         """Returns the wait in seconds after that many exits in a row before readiness (0: it had been ready)."""
@@ -60,6 +64,7 @@ class Kept:
         policy: when it is started again.
         after: what must be ready whenever this child is started.
         aftermath: what its end means for what it held, for the log line that reports it.
+        has_left: asked where it ended with `policy.final_status`: whether others take its group's place. None: they do not.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class Kept:
         *,
         after: Sequence[Kept] = (),
         aftermath: str = "",
+        has_left: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self.child = child
         self.ready = asyncio.Event()
@@ -78,9 +84,10 @@ class Kept:
         self._policy = policy
         self._after = after
         self._aftermath = f"; {aftermath}" if aftermath else ""
+        self._has_left = has_left
 
     async def run(self) -> None:
-        """Starts the child, and again whenever it ends, until cancelled (which leaves it running).
+        """Starts the child, and again whenever it ends, until it leaves or this is cancelled (which leaves it running).
 
         Raises:
             GaveUp: `policy.limit` exits in a row came before readiness.
@@ -97,7 +104,12 @@ class Kept:
                 raise CommandError(f"{self.child.name} cannot be started: {error}") from error
             self.starts += 1
             was_ready, status = await self._run_once(pid)
+            if status == self._policy.leaving_status:
+                _log.info("%s has left", self.child.name)
+                return
             if status == self._policy.final_status and not was_ready:
+                if self._has_left is not None and await self._has_left():
+                    return
                 raise StartRefused(_refusal(self.child))
             exits = 0 if was_ready else exits + 1
             if exits >= self._policy.limit:
@@ -140,15 +152,108 @@ def _refusal(child: Child) -> str:
     return f"{child.name} cannot start: {reason or 'it said nothing'}"
 
 
+class Group:
+    """Children that are stopped together.
+
+    Args:
+        members: the children.
+        replace: makes those that take their place, once all of them have left and ended; None: nobody does.
+        drain_s: seconds that a child may take to end after SIGTERM, if it did not hear that its group leaves.
+        when_replaced: awaited when all new ones are ready.
+
+    Attributes:
+        members: the present children.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Kept],
+        *,
+        replace: Callable[[], Awaitable[Sequence[Kept]]] | None = None,
+        drain_s: float = _LEAVE_S,
+        when_replaced: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.members = list(members)
+        self._replace = replace
+        self._drain_s = drain_s
+        self._when_replaced = when_replaced
+        self._ready = asyncio.Event()
+
+    async def wait_ready(self) -> None:
+        """Waits until all of the present children are ready, those that take their place, too."""
+        await self._ready.wait()
+
+    def not_ready(self) -> list[str]:
+        """Returns the names of those that are not ready."""
+        return [kept.child.name for kept in self.members if not kept.ready.is_set()]
+
+    async def run(self) -> None:
+        """Keeps the children alive, and those that take their place, until cancelled.
+
+        Raises:
+            CommandError: as Kept.run.
+        """
+        replaced = False
+        while True:
+            await self._run_until_left(self._when_replaced if replaced else None)
+            self._ready.clear()
+            if self._replace is None:
+                raise CommandError(f"{self.members[0].child.name} has left, and there is nobody to take its place")
+            self.members = list(await self._replace())
+            replaced = True
+
+    async def _run_until_left(self, when_ready: Callable[[], Awaitable[None]] | None) -> None:
+        """Runs until one child leaves and all have ended."""
+        with _cancelling(asyncio.ensure_future(self._note_ready(when_ready))) as ready:
+            keeping = [asyncio.ensure_future(kept.run()) for kept in self.members]
+            try:
+                waiting = {ready, *keeping}
+                while not (ended := [task for task in keeping if task.done()]):
+                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    if ready in done:
+                        ready.result()
+                if all(task.exception() is not None for task in ended):
+                    ended[0].result()  # raises why a child cannot be kept
+            finally:
+                for task in keeping:
+                    task.cancel()
+                await asyncio.gather(*keeping, return_exceptions=True)
+        await asyncio.gather(*(self._end(kept) for kept in self.members))
+
+    async def _note_ready(self, when_ready: Callable[[], Awaitable[None]] | None) -> None:
+        for kept in self.members:
+            await kept.ready.wait()
+        self._ready.set()
+        if when_ready is not None:
+            await when_ready()
+
+    async def _end(self, kept: Kept) -> None:
+        """Waits for the end of a child whose group leaves; what it held is with those that take its place."""
+        if not kept.child.alive:
+            return
+        if not await kept.child.wait_for(_LEAVE_S):
+            _log.warning("%s has not left within %g s: it is ended", kept.child.name, _LEAVE_S)
+            await kept.child.stop(self._drain_s)
+
+
+@contextlib.contextmanager
+def _cancelling(task: asyncio.Future[None]) -> Iterator[asyncio.Future[None]]:
+    """Cancels a task that is not needed any more."""
+    try:
+        yield task
+    finally:
+        task.cancel()
+
+
 class Supervisor:
     """Runs groups of children and stops them, the last group first.
 
     Args:
-        groups: the children; those of one group are stopped together.
+        groups: the children.
         drain_s: seconds that a child may take to end after SIGTERM.
     """
 
-    def __init__(self, groups: Sequence[Sequence[Kept]], drain_s: float) -> None:
+    def __init__(self, groups: Sequence[Group], drain_s: float) -> None:
         self._groups = groups
         self._drain_s = drain_s
         self._requests = 0
@@ -192,12 +297,11 @@ class Supervisor:
         return orderly
 
     async def _keep_all(self, when_ready: Callable[[], Awaitable[None]]) -> None:
-        everyone = [kept for group in self._groups for kept in group]
         try:
             async with asyncio.TaskGroup() as tasks:
-                for kept in everyone:
-                    tasks.create_task(kept.run())
-                await _all_ready(everyone)
+                for group in self._groups:
+                    tasks.create_task(group.run())
+                await _all_ready(self._groups)
                 await when_ready()
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None  # the first one is why the others were cancelled
@@ -211,7 +315,7 @@ class Supervisor:
             kill.cancel()
             return drain.result()
         drain.cancel()
-        children = [kept.child for group in self._groups for kept in group if kept.child.alive]
+        children = [kept.child for group in self._groups for kept in group.members if kept.child.alive]
         for child in children:
             child.send(signal.SIGKILL)
         await asyncio.gather(drain, *(child.wait_for(_KILL_WAIT_S) for child in children), return_exceptions=True)
@@ -220,22 +324,22 @@ class Supervisor:
     async def _drain(self) -> bool:
         orderly = True
         for group in reversed(self._groups):
-            ended = await asyncio.gather(*(kept.child.stop(self._drain_s) for kept in group))
-            for kept, by_itself in zip(group, ended, strict=True):
+            ended = await asyncio.gather(*(kept.child.stop(self._drain_s) for kept in group.members))
+            for kept, by_itself in zip(group.members, ended, strict=True):
                 if not by_itself:
                     _log.warning("%s did not end within %g s of SIGTERM and was killed", kept.child.name, self._drain_s)
             orderly = orderly and all(ended)
         return orderly
 
 
-async def _all_ready(everyone: Sequence[Kept]) -> None:
+async def _all_ready(groups: Sequence[Group]) -> None:
     """Waits until all are ready, and says from time to time who is not."""
-    waiting = {asyncio.ensure_future(kept.ready.wait()) for kept in everyone}
+    waiting = {asyncio.ensure_future(group.wait_ready()) for group in groups}
     try:
         while waiting:
             _, waiting = await asyncio.wait(waiting, timeout=_REMIND_S, return_when=asyncio.ALL_COMPLETED)
             if waiting:
-                names = ", ".join(kept.child.name for kept in everyone if not kept.ready.is_set())
+                names = ", ".join(name for group in groups for name in group.not_ready())
                 _log.info("still waiting for: %s", names or "nothing")
     finally:
         for task in waiting:

@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import signal
 import sys
 
+from shardam_proto.errors import RedisUnreachable
 from shardam_proto.registry import ShardEntry, lost_shard_problem
 from shardam_server.banner import Banner
 from shardam_server.bind import check_bind, check_port_free, free_port, join_address, local_host
 from shardam_server.child_commands import ChildCommands
-from shardam_server.children import Child, ChildSpec, Console
+from shardam_server.children import Child, Console
 from shardam_server.command_errors import CommandError, UsageError
-from shardam_server.data_folder import aftermath_of_a_kill, check_not_held, prepare_data_dir
+from shardam_server.data_folder import check_not_held, prepare_data_dir
 from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_stdin
 from shardam_server.logs import configure_logging, secrets_of
 from shardam_server.private_redis import PrivateRedis
 from shardam_server.readiness import ClusterProbe
 from shardam_server.settings import UpSettings
-from shardam_server.supervisor import Kept, RestartPolicy, Supervisor
+from shardam_server.supervisor import Group, Kept, RestartPolicy, Supervisor
+from shardam_server.up_shards import ShardTerms, UpShards
 
 _log = logging.getLogger(__name__)
 
@@ -69,9 +70,6 @@ class _Cluster:
         self._probe = ClusterProbe(self._redis_url, settings.cluster, settings.redis_timeout_s)
         self._admin_port = settings.admin_port
         self._admin_has_served = False
-        # A shard on a free port keeps the port that it first took, so that workers find it again.
-        self._ports = {index: settings.port + index if settings.port else 0 for index in range(settings.shards)}
-        self._have_served: set[int] = set()
         self._announced = False
 
     async def run(self) -> int:
@@ -101,7 +99,7 @@ class _Cluster:
 
             watch_stdin(stdin_ended)
 
-    def _make_groups(self) -> list[list[Kept]]:
+    def _make_groups(self) -> list[Group]:
         """Makes the children in the order in which they start; they stop in the opposite one."""
         settings, private = self._settings, self._private
         policy = RestartPolicy(settings.restart_delay_s, settings.restart_delay_max_s, settings.restart_limit)
@@ -113,18 +111,16 @@ class _Cluster:
         if private is not None:
             loss = "names and table schemas were in its memory; shards register again by themselves"
             servers = [Kept(Child(commands.redis(private), console), self._redis_ready, policy, aftermath=loss)]
-        shards = [
-            Kept(
-                Child(self._shard_command(commands, index), console),
-                functools.partial(self._shard_ready, index),
-                of_ours,
-                after=servers,
-                aftermath=aftermath_of_a_kill(index, settings.data_dir, settings.journal_mode),
-            )
-            for index in self._ports
-        ]
+        terms = ShardTerms(settings, commands, console, self._probe, of_ours, servers)
+        shards = UpShards(terms, self._report_lost, lambda: self._admin_port)
         admin = Kept(Child(commands.admin(self._port_of_admin), console), self._admin_ready, of_ours, after=servers)
-        return [servers, shards, [admin]]
+        replaceable = Group(
+            shards.make(),
+            replace=shards.replace,
+            drain_s=settings.drain_s + _DRAIN_MARGIN_S,
+            when_replaced=self._announce_shards,
+        )
+        return [*([Group(servers)] if servers else []), replaceable, Group([admin])]
 
     def _port_of_admin(self) -> int:
         """Returns the admin API's port; a free one is chosen as late as possible, since a shard may take it meanwhile."""
@@ -132,19 +128,11 @@ class _Cluster:
             self._admin_port = free_port(self._settings.host)
         return self._admin_port
 
-    def _shard_command(self, commands: ChildCommands, index: int) -> ChildSpec:
-        return commands.shard(index, lambda: self._ports[index], lambda: index in self._have_served)
-
     async def _redis_ready(self, pid: int) -> None:
         await self._probe.redis_ready()
         if self._private is not None:
             self._private.remove_directory()
         _log.debug("the private Redis answers (pid %d)", pid)
-
-    async def _shard_ready(self, index: int, pid: int) -> None:
-        entry = await self._probe.shard_ready(index, pid, self._report_lost)
-        self._have_served.add(index)
-        self._ports[index] = self._ports[index] or int(entry.address.rpartition(":")[2])
 
     def _report_lost(self, entry: ShardEntry) -> None:
         """Says once that a shard is LOST, with the remedy.
@@ -187,3 +175,18 @@ class _Cluster:
         self._announced = True
         sys.stdout.write((banner.as_json() if settings.as_json else banner.as_text()) + "\n")
         sys.stdout.flush()
+
+    async def _announce_shards(self) -> None:
+        """Says that all shards serve that the cluster has moved to."""
+        if not self._announced:
+            return  # the banner will name them
+        with contextlib.suppress(RedisUnreachable):
+            shards = (await self._probe.view()).shards
+            _log.info("all %d shards serve", len(shards))
+            if not self._settings.as_json:  # there stdout is the one line
+                named = "".join(
+                    f"  shard {index}   {shard.address}   device {shard.device}   pid {shard.pid}\n"
+                    for index, shard in sorted(shards.items())
+                )
+                sys.stdout.write(f"\nshardam: cluster {self._settings.cluster!r} is ready on {len(shards)} shards\n{named}")
+                sys.stdout.flush()

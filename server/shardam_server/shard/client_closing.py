@@ -117,6 +117,9 @@ class ClientClosing:
     async def stop(self) -> None:
         """Ends the calls; what is not settled waits for the next start."""
         await self._background.stop()
+        for closing in self._closings.values():
+            closing.ended.set()  # nobody waits for it here any longer
+        self._closings, self._lanes = {}, {}
 
     async def close(self, client_id: bytes, *, wait_s: float = 0.0) -> None:
         """Ends a client here and begins to close it on all shards; may be repeated.

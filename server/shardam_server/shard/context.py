@@ -90,23 +90,27 @@ class ShardContext:
 
         While changes are held back it waits for its release first.
 
-        The future raises ShardNotReady where the shard overslept its lease, ShardLost where it has not the state that the
-        change is meant for, and what apply raises; nothing was changed then.
+        The future raises ShardNotReady where the shard overslept its lease or its state was replaced, ShardLost where it has not
+        the state that the change is meant for, and what apply raises; nothing was changed then.
 
         Args:
             apply: the change.
             num_bytes: what it holds in memory until it has run.
             mark: its client and number, if it has one.
         """
-        return self.holding.run(lambda: self.submit_now(apply, num_bytes), mark, num_bytes)
+        state = self.state
+        return self.holding.run(lambda: self._submit(apply, num_bytes, state), mark, num_bytes)
 
     def submit_now(self, apply: Callable[[], T], num_bytes: int = 0) -> asyncio.Future[T]:
         """Submits what a hold does not stop: it changes nothing that a cut has, or brings this shard to where others are."""
+        return self._submit(apply, num_bytes, self.state)
 
+    def _submit(self, apply: Callable[[], T], num_bytes: int, state: ShardState) -> asyncio.Future[T]:
         def guarded() -> T:
             self.tenure.check()  # time may have passed in the queue
             self.check_not_lost()
-            self.state.check_whole()
+            self.check_state(state)
+            state.check_whole()
             return apply()
 
         applied = self.sequencer.submit(guarded, num_bytes)
@@ -159,6 +163,17 @@ class ShardContext:
         """
         if self.serving == shard_pb2.SERVING_STATE_LOST:
             raise ShardLost(self.lost_message, metadata={"shard": str(self.identity.index)})
+
+    def check_state(self, state: ShardState) -> None:
+        """Refuses what was meant for a state that another one has replaced.
+
+        Raises:
+            ShardNotReady: it was replaced (retryable: it is then refused for good, as of a former timeline).
+        """
+        if self.state is not state:
+            raise ShardNotReady(
+                f"shard {self.identity.index} takes a checkpoint over; try again", metadata={"shard": str(self.identity.index)}
+            )
 
     def check_serving(self, header: common_pb2.RequestHeader, *, chunks: bool = False) -> None:
         """Checks that the shard serves and that a request means it; notes contact with the client, whatever comes of it.

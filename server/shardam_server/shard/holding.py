@@ -1,7 +1,8 @@
 """Holds a shard's changes back while home cuts the state of all shards (PROTOCOL.md, section 8).
 
 While held, changes are taken in and not applied, but for those that home lets pass: up to the numbers that another shard has
-applied already. A hold ends when home releases it, or by itself.
+applied already. A hold ends when home releases it, or by itself. A final one, under which the state moves to other shards, may
+also end with the process: then what it held back is never applied here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
-from shardam_proto.errors import StaleState
+from shardam_proto.errors import ShardamError, StaleState
 from shardam_proto.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ def mark_of(header: common_pb2.RequestHeader) -> Mark:
 class _Kept(NamedTuple):
     mark: Mark | None
     start: Callable[[], None]
+    refuse: Callable[[ShardamError], None]
     num_bytes: int
 
 
@@ -44,11 +46,14 @@ class Holding:
     Attributes:
         hold_id: the present hold; zero: none.
         held_bytes: bytes of changes that are held back.
+        is_final: the state moves to other shards under the present hold.
     """
 
     def __init__(self) -> None:
         self.hold_id = 0
         self.held_bytes = 0
+        self.is_final = False
+        self._refusal: ShardamError | None = None
         self._targets: Mapping[bytes, int] = {}
         self._kept: collections.deque[_Kept] = collections.deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -65,12 +70,13 @@ class Holding:
         Args:
             hold_id: its id, not zero.
             hold_s: when it ends by itself, in seconds from now.
-            when_expired: called then instead of releasing; it releases, sooner or later.
+            when_expired: called then instead of releasing; it releases, sooner or later. None: the hold is not final.
         """
         if self.hold_id not in (0, hold_id):
             logger.info("a new hold replaces one that was not released")
             self.release(self.hold_id)
         self.hold_id = hold_id
+        self.is_final = when_expired is not None
         self._when_expired = when_expired or self._expire
         if self._timer is not None:
             self._timer.cancel()
@@ -99,12 +105,23 @@ class Holding:
         """Ends a hold: what was held back starts, in the order in which it came. One that is not held is passed over."""
         if self.hold_id != hold_id:
             return
-        self.hold_id, self._targets = 0, {}
+        self.hold_id, self._targets, self.is_final = 0, {}, False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         while self._kept:
             self._start(self._kept.popleft())
+
+    def refuse(self, error: ShardamError) -> None:
+        """Refuses what is held back, and all that would be, because this process ends and others may have the state already."""
+        self._refusal = error
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._kept:
+            kept = self._kept.popleft()
+            self.held_bytes -= kept.num_bytes
+            kept.refuse(error)
 
     def run(self, start: Callable[[], asyncio.Future[T]], mark: Mark | None, num_bytes: int) -> asyncio.Future[T]:
         """Starts a change now, or once it may.
@@ -113,11 +130,15 @@ class Holding:
             start: puts it into the sequencer's order.
             mark: its number; None: it has none, and waits for the release.
             num_bytes: what it holds in memory.
+
+        The future raises the error of `refuse`.
         """
+        if self._refusal is not None:
+            return _refused(self._refusal)
         if not self.held or self._passes(mark):
             return start()
         outer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._kept.append(_Kept(mark, lambda: _chain(start(), outer), num_bytes))
+        self._kept.append(_Kept(mark, lambda: _chain(start(), outer), lambda error: _refuse(outer, error), num_bytes))
         self.held_bytes += num_bytes
         return outer
 
@@ -150,3 +171,15 @@ def _chain(inner: asyncio.Future[T], outer: asyncio.Future[T]) -> None:
             outer.exception()  # counts as seen: whoever asked for the change may be gone
 
     inner.add_done_callback(end)
+
+
+def _refuse(future: asyncio.Future[T], error: ShardamError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # counts as seen: whoever asked for the change may be gone
+
+
+def _refused(error: ShardamError) -> asyncio.Future[T]:
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    _refuse(future, error)
+    return future

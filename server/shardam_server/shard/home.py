@@ -79,6 +79,7 @@ class Home:
         ]
         for spec in specs:
             fold_initializer(spec)  # one that cannot be folded is refused before anyone knows the table
+        state = self._shard.state
         others = await self._other_shards()
         present = await asyncio.to_thread(self._registration.present_tables, [spec.name for spec in specs])
         for spec in specs:
@@ -88,6 +89,7 @@ class Home:
         for spec, info in zip(specs, agreed, strict=True):
             _require_same(spec, TableSpec.from_proto(info.spec))
         await self._peers.install(others, agreed)
+        self._shard.check_state(state)
         await self._shard.change(
             lambda: self._shard.state.install(table_from_info(info, self._shard.device.make_records) for info in agreed)
         )

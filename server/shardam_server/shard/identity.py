@@ -16,7 +16,7 @@ from shardam_proto.errors import (
     WrongRole,
 )
 from shardam_proto.limits import CLIENT_ID_BYTES, MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
-from shardam_proto.registry import ClusterEntry
+from shardam_proto.registry import ClusterEntry, Plan
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
 
@@ -37,6 +37,7 @@ class ShardIdentity:
         timeline: timeline of its state; grows with each restore.
         cluster: the cluster, once known.
         route_map: the route map, once made.
+        plan: the plan that its state came from; None: it began empty.
     """
 
     index: int
@@ -45,6 +46,16 @@ class ShardIdentity:
     timeline: int = 1
     cluster: ClusterEntry | None = None
     route_map: RouteMap | None = None
+    plan: Plan | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the route map; zero: there is none yet."""
+        return 0 if self.route_map is None else self.route_map.epoch
+
+    def is_before(self, plan: Plan) -> bool:
+        """True: this state is from before a plan."""
+        return plan.is_ahead_of(self.timeline, self.epoch)
 
     @property
     def is_home(self) -> bool:
@@ -81,7 +92,8 @@ class ShardIdentity:
         Raises:
             VersionMismatch: the protocol version is unknown.
             WrongCluster: it means another cluster.
-            ClusterRestored: it belongs to another timeline.
+            ClusterRestored: it belongs to a timeline before this one.
+            ShardNotReady: it belongs to a later one, which this shard has yet to take over.
             StaleState: another incarnation or route epoch (retryable after a refresh).
             BadOption: its fields do not fit each other, or what is asked of this shard.
         """
@@ -100,6 +112,8 @@ class ShardIdentity:
             raise self._stale(
                 "NEW_INCARNATION", f"{name} is incarnation {self.incarnation}, not {header.incarnation}; open again"
             )
+        if header.timeline > self.timeline:
+            raise ShardNotReady(f"{name} is on timeline {self.timeline}, the client on {header.timeline} already; try again")
         if header.timeline and header.timeline != self.timeline:
             raise ClusterRestored(f"{name} is on timeline {self.timeline}, the client on {header.timeline}; connect again")
         if header.epoch and header.epoch != self.require_route_map().epoch:
@@ -153,7 +167,7 @@ class ShardIdentity:
             incarnation=self.incarnation,
             lineage=self.lineage,
             timeline=self.timeline,
-            epoch=0 if self.route_map is None else self.route_map.epoch,
+            epoch=self.epoch,
             request_id=request.request_id,
             last_number=last_number,
             change_number=change_number,

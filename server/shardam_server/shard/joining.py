@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from shardam_proto.errors import BadOption, RedisUnreachable, ShardNotReady, WrongCluster
-from shardam_proto.registry import ClusterEntry
+from shardam_proto.registry import ClusterEntry, Plan
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import shard_pb2
 from shardam_server.settings import ShardSettings
@@ -44,6 +44,7 @@ class Joining:
         registration: its entries in Redis.
         membership: its place in the cluster.
         make_state: makes an empty state.
+        adopt: takes a plan's checkpoint over, and has the shard serve.
     """
 
     def __init__(
@@ -53,15 +54,18 @@ class Joining:
         registration: Registration,
         membership: Membership,
         make_state: Callable[[], ShardState],
+        adopt: Callable[[Plan], Awaitable[None]],
     ) -> None:
         self._shard = shard
         self._settings = settings
         self._registration = registration
         self._membership = membership
         self._make_state = make_state
+        self._adopt = adopt
+        self._plan: Plan | None = None
 
     async def register(self) -> None:
-        """Takes the shard's name, with its state or as LOST.
+        """Takes the shard's name: with its state, without one as yet where a plan gives it another, or as LOST.
 
         Raises:
             BadOption: the settings contradict the cluster.
@@ -71,30 +75,49 @@ class Joining:
         """
         shard, current = self._shard, self._shard.kept.current
         if current is not None:
-            self._check_settings(current.cluster)
             shard.identity.timeline = current.timeline
+            shard.identity.plan = Plan.from_json(current.plan) if current.plan else None
             if current.epoch:
                 shard.identity.route_map = RouteMap(current.epoch, current.cluster.num_shards)
         entry = await self._wait(f"Redis and the entry of cluster {self._settings.cluster!r}", self._cluster_entry)
         self._check_cluster(entry)
-        self._check_settings(entry)
+        self._check_count(entry)
         shard.identity.cluster = entry
         await self._warn_of_eviction()
         shared = await self._wait("Redis", self._registration.read_shared)
-        own = None if current is None else current.lineage
+        own = None if current is None or current.is_unfinished else current.lineage
         known = shared.lineages.get(shard.identity.index)
         mark = shared.marks.get(shard.identity.index)
-        if is_lost(own, known, cluster_formed=shared.route_map is not None) or self._is_behind(own, mark):
+        plan = shared.plan
+        if plan is None:
+            self._check_seed(entry)
+        if plan is not None and (current is None or shard.identity.is_before(plan)):
+            # A shard that was lost before the plan, or has lost since what it took over, is known by another lineage.
+            self._membership.turn_to(plan)
+            self._plan = plan if known in (None, own) else None
+        if current is not None and self._plan is None:
+            self._check_count(current.cluster)
+        if self._plan is not None:
+            logger.info("the cluster goes on from checkpoint %s: takes its share over", self._plan.folder)
+        elif is_lost(own, known, cluster_formed=shared.route_map is not None) or self._is_behind(own, mark):
             self._lose(known)
         else:
             await self._go_on(own)
         standing = await self._take_name()
+        if standing.before_plan:
+            raise self._overtaken()
         if own is None and shard.identity.lineage and standing.had_map:
             raise self._overtaken()
 
     async def finish(self) -> None:
-        """Waits for the route map, learns the cluster's tables, and registers as ready unless the shard is LOST."""
+        """Waits for the route map, learns the cluster's tables, and registers as ready unless the shard is LOST.
+
+        A shard that takes a checkpoint over serves when it returns, or is LOST.
+        """
         shard = self._shard
+        if self._plan is not None:
+            await self._adopt(self._plan)
+            return
         route_map = await self._wait("the other shards", self._route_map)
         shard.identity.route_map = route_map
         await shard.sequencer.change(lambda: shard.kept.note_epoch(route_map.epoch))
@@ -164,6 +187,9 @@ class Joining:
 
     def _cluster_entry(self) -> ClusterEntry | None:
         current = self._shard.kept.current
+        if current is not None and current.cluster.num_shards != self._settings.shards:
+            # A plan may have moved the state to other shards; else the settings are wrong.
+            return self._registration.view().entry or current.cluster
         if current is not None:
             return self._registration.publish_cluster(current.cluster, self._shard.identity.route_map)
         if self._shard.identity.is_home:
@@ -172,7 +198,9 @@ class Joining:
 
     def _route_map(self) -> RouteMap | None:
         identity = self._shard.identity
-        own, view = identity.route_map, self._registration.view()
+        own, view, plan = identity.route_map, self._registration.view(), self._registration.read_shared().plan
+        if plan is not None and identity.is_before(plan):
+            raise self._overtaken()
         if view.route_map is not None and (own is None or view.route_map.epoch > own.epoch):
             return self._checked(view.route_map)
         if own is not None:
@@ -245,9 +273,12 @@ class Joining:
             raise self._other_count("has a route map over", route_map.num_shards)
         return route_map
 
-    def _check_settings(self, entry: ClusterEntry) -> None:
+    def _check_count(self, entry: ClusterEntry) -> None:
         if entry.num_shards != self._settings.shards:
             raise self._other_count("was created with", entry.num_shards)
+
+    def _check_seed(self, entry: ClusterEntry) -> None:
+        """Refuses a seed that the cluster was not created with; a checkpoint brings its own."""
         if "seed" in self._settings.model_fields_set and self._settings.seed != entry.seed:
             raise BadOption(
                 f"cluster {self._settings.cluster!r} was created with seed {entry.seed}, this shard was started with --seed "
@@ -288,6 +319,8 @@ async def begin_empty(shard: ShardContext) -> int:
         JournalFailed: the folder cannot be written.
     """
     lineage, identity = random_63_bits(), shard.identity
-    cluster, epoch = identity.require_cluster(), 0 if identity.route_map is None else identity.route_map.epoch
-    await shard.sequencer.change(lambda: shard.kept.begin(cluster, lineage, identity.timeline, epoch, shard.state))
+    cluster, plan = identity.require_cluster(), "" if identity.plan is None else identity.plan.to_json()
+    await shard.sequencer.change(
+        lambda: shard.kept.begin(cluster, lineage, identity.timeline, identity.epoch, shard.state, plan)
+    )
     return lineage

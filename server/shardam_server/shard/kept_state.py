@@ -1,6 +1,6 @@
 """What a shard keeps on disk, from the lock on its folder to the last write; without a folder, nothing.
 
-Blocking, but for `keep_bases`. Everything but `lock`, `status` and `close` belongs on the sequencer's thread, where no change
+Blocking, but for what is asynchronous. All but `lock`, `status` and `close` belongs on the sequencer's thread, where no change
 comes between.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from shardam_proto.errors import JournalFailed
@@ -83,16 +83,31 @@ class KeptState:
         if self._store is not None and self._store.current is not None:
             self._store.recover(state, make_records)
 
-    def begin(self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState) -> None:
-        """Starts with an empty state, once in the life of a process; what the folder held is given up.
+    def begin(self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState, plan: str = "") -> None:
+        """Starts with a state of a new lineage, as StateStore.begin; what the folder held before is given up.
 
         Raises:
-            JournalFailed: the folder cannot be written.
+            JournalFailed: the folder cannot be written; it holds what it held.
         """
         if self._store is not None:
             with self._writing():
-                self._store.begin(cluster, lineage, timeline, epoch, state)
+                self._store.begin(cluster, lineage, timeline, epoch, state, plan)
             self._live = True
+
+    def give_up(self) -> None:
+        """Ends keeping a state that another one will replace; the folder holds it until `begin`."""
+        if self._store is not None and self._live:
+            self._live = False
+            self._store.give_up()
+
+    @contextlib.asynccontextmanager
+    async def without_base(self) -> AsyncIterator[None]:
+        """Waits for a base that is being written, and has none begun meanwhile; on the event loop."""
+        if self._store is None:
+            yield
+            return
+        async with self._store.base_turn:
+            yield
 
     def resume(self, state: ShardState) -> None:
         """Goes on with the state that was recovered.

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from shardam_proto.errors import RedisUnreachable, ShardNotReady
-from shardam_proto.registry import ShardEntry
+from shardam_proto.registry import ClusterEntry, Plan, ShardEntry
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2, shard_pb2
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.known_lineages import KnownLineages
-from shardam_server.shard.registration import Claim, Lease, Registration, Shared, Standing
+from shardam_server.shard.known_lineages import HighMark, KnownLineages
+from shardam_server.shard.registration import Claim, Lease, PlanEntry, Registration, Shared, Standing
 from shardam_server.shard.table import table_from_info
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ class Membership:
         registration: its entries in Redis.
         lease_s: how long its name outlives its last renewal.
         notice_map: called, from any thread, with a route map of a higher epoch than the shard's.
+        notice_plan: called, from any thread, with a plan that the shard's state is from before, again and again.
         accepts_loss: the shard may start from an older state than the cluster has seen.
 
     Attributes:
@@ -40,6 +41,7 @@ class Membership:
         registration: Registration,
         lease_s: float,
         notice_map: Callable[[RouteMap], None],
+        notice_plan: Callable[[Plan], None],
         *,
         accepts_loss: bool = False,
     ) -> None:
@@ -47,6 +49,7 @@ class Membership:
         self._registration = registration
         self._lease_s = lease_s
         self._notice_map = notice_map
+        self._notice_plan = notice_plan
         self._accepts_loss = accepts_loss
         self._seen = KnownLineages(shard.identity.index)
         self._calling = threading.Lock()
@@ -64,7 +67,8 @@ class Membership:
         """
         with self._calling:
             shared = self._registration.read_shared()
-            self._publish_missing_tables(shared)
+            if self._shard.identity.lineage:
+                self._publish_missing_tables(shared)
             standing = self._registration.claim(self._claim(shared, taking=True))
             self.registered = standing.lease is Lease.HELD
             return standing
@@ -76,11 +80,17 @@ class Membership:
                 return Lease.HELD
             asked_at = self._shard.tenure.tick()
             shared = self._registration.read_shared()
-            self._learn(shared)
-            self._publish_missing_tables(shared)
+            plan = shared.plan if self._is_ours(shared) else None
+            before_plan = plan is not None and self._shard.identity.is_before(plan)
+            if plan is not None and before_plan:
+                self._notice_plan(plan)
+            else:
+                self._learn(shared)
+                self._put_plan_back(shared)
+                self._publish_missing_tables(shared)
             standing = self._registration.claim(self._claim(shared, taking=False))
-            if standing.lease is Lease.HELD:
-                self._shard.tenure.confirm(asked_at)
+            if standing.lease is Lease.HELD and not (before_plan or standing.before_plan):
+                self._shard.tenure.confirm(asked_at)  # else what it has is no longer the cluster's state
             return standing.lease
 
     async def withdraw(self) -> None:
@@ -107,7 +117,7 @@ class Membership:
     def _claim(self, shared: Shared, *, taking: bool) -> Claim:
         identity, kept = self._shard.identity, self._shard.kept
         cluster = identity.require_cluster()
-        same = shared.cluster is None or shared.cluster.cluster_id == cluster.cluster_id
+        same = self._is_ours(shared)
         return Claim(
             entry=self._entry(),
             lease_s=self._lease_s,
@@ -118,7 +128,11 @@ class Membership:
             change_number=self._kept_change() if identity.lineage else None,
             accepts_loss=taking and self._accepts_loss,
             marks=self._seen.marks_missing_from(shared.marks) if same else {},
+            timeline=identity.timeline,
         )
+
+    def _is_ours(self, shared: Shared) -> bool:
+        return shared.cluster is None or shared.cluster.cluster_id == self._shard.identity.require_cluster().cluster_id
 
     def _kept_change(self) -> int | None:
         """Returns the last change that a killed process comes back with; never one that may still be taken back."""
@@ -144,7 +158,7 @@ class Membership:
 
     def _learn(self, shared: Shared) -> None:
         identity = self._shard.identity
-        if shared.cluster is None or shared.cluster.cluster_id != identity.require_cluster().cluster_id:
+        if shared.cluster is None or not self._is_ours(shared):
             return
         self._seen.note(shared.lineages, shared.marks)
         own, found = identity.route_map, shared.route_map
@@ -153,6 +167,30 @@ class Membership:
                 logger.error("Redis has a route map over %d shards, not %d: not taken", found.num_shards, own.num_shards)
                 return
             self._notice_map(found)
+
+    def _put_plan_back(self, shared: Shared) -> None:
+        """Writes the plan that this state comes from again, if Redis has lost it, with what is known since."""
+        identity, kept_change = self._shard.identity, self._kept_change()
+        plan = identity.plan
+        known = shared.plan
+        if (
+            plan is None
+            or not self._is_ours(shared)
+            or (known is not None and not plan.is_ahead_of(known.timeline, known.epoch))
+        ):
+            return
+        own = {identity.index: identity.lineage} if identity.lineage else {}
+        marks = {} if kept_change is None or not own else {identity.index: HighMark(identity.lineage, kept_change)}
+        self._registration.put_plan_back(
+            PlanEntry(
+                plan,
+                identity.require_cluster(),
+                [table.schema_info() for table in self._shard.state.tables()],
+                {**self._seen.missing_from({}, without_own=True), **own},
+                {**self._seen.marks_missing_from({}), **marks},
+            )
+        )
+        logger.warning("Redis had lost the plan to go on from checkpoint %s: written again", plan.folder)
 
     def _publish_missing_tables(self, shared: Shared) -> None:
         """Comes before the map is written: who sees the map may rely on the tables."""
@@ -174,6 +212,16 @@ class Membership:
             await shard.state.journal.durable()
 
     # -- a new start
+
+    def turn_to(self, plan: Plan) -> None:
+        """Makes the shard one of a plan's cluster, without a state as yet; what was known of the former one is forgotten."""
+        identity = self._shard.identity
+        with self._calling:
+            identity.lineage = 0
+            identity.timeline, identity.plan = plan.timeline, plan
+            identity.cluster = ClusterEntry(identity.require_cluster().cluster_id, plan.num_shards, plan.seed)
+            identity.route_map = RouteMap(plan.epoch, plan.num_shards)
+            self._seen = KnownLineages(identity.index)
 
     def replace_lineage(self, lineage: int) -> None:
         """Records in Redis that this LOST shard starts on a new lineage.

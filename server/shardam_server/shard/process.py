@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from shardam_proto.errors import InvalidArgument, JournalDamaged, ShardamError, VersionMismatch
+from shardam_proto.errors import CheckpointFailed, InvalidArgument, JournalDamaged, ShardamError, VersionMismatch
 from shardam_proto.limits import SERVER_OPTIONS
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import (
@@ -212,6 +212,7 @@ class ShardProcess:
         """
         shard = self._shard
         await recover(shard, self._settings)
+        await self._check_checkpoint_folder()
         await self._joining.register()
         shard.tenure.tick()
         shard.tenure.confirm()
@@ -220,6 +221,21 @@ class ShardProcess:
         if shard.serving == shard_pb2.SERVING_STATE_STARTING:
             await self._serve()
         await shard.kept.keep_bases(shard.sequencer.change)
+
+    async def _check_checkpoint_folder(self) -> None:
+        """Looks whether checkpoints can be written, before anyone relies on them.
+
+        Raises:
+            UsageError: they cannot, and this shard has no state yet that training could go on with.
+        """
+        if self._checkpoints.home is None:
+            return
+        try:
+            await self._checkpoints.home.check_folder()
+        except CheckpointFailed as error:
+            if self._settings.checkpoint_dir is not None and self._shard.kept.current is None:
+                raise UsageError(error.message) from error
+            logger.error("%s; no checkpoint can be made until then", error.message)
 
     async def _serve(self) -> None:
         shard = self._shard
@@ -255,7 +271,8 @@ class ShardProcess:
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(shard), self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableServicer(shard, home), self._server)
         shard_pb2_grpc.add_ShardServiceServicer_to_server(
-            ShardServicer(shard, self._lost, self._closing, self._groups, self._checkpoints.cuts), self._server
+            ShardServicer(shard, self._lost, self._closing, self._groups, self._checkpoints.cuts, self._checkpoints.home),
+            self._server,
         )
         checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(
             CheckpointServicer(shard, self._checkpoints.home), self._server

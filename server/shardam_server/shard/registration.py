@@ -21,6 +21,7 @@ from shardam_proto.registry import (
     ClusterEntry,
     ClusterView,
     Keys,
+    Plan,
     ShardEntry,
     connect_redis,
     display_url,
@@ -32,7 +33,19 @@ from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
 from shardam_server.redis_errors import redis_unreachable
 from shardam_server.shard.known_lineages import HighMark
-from shardam_server.shard.registry_scripts import CLAIM, PUBLISH_CLUSTER, PUBLISH_MAP, RELEASE, REPLACE_LINEAGE
+from shardam_server.shard.registry_scripts import (
+    CLAIM,
+    DECIDE_MOVE,
+    END_MOVE,
+    PUBLISH_CLUSTER,
+    PUBLISH_MAP,
+    PUT_PLAN,
+    RELEASE,
+    REPLACE_LINEAGE,
+)
+
+MOVE_ALLOWED_S = 3600
+"""What allows a move goes by itself, should nobody end it; it is decided within a second."""
 
 
 class Lease(enum.Enum):
@@ -61,6 +74,7 @@ class Claim:
             lineage refuses the claim. None: nothing is kept.
         accepts_loss: what the cluster has seen beyond that is given up.
         marks: high marks that Redis has lost, by shard.
+        timeline: timeline of its state.
     """
 
     entry: ShardEntry
@@ -72,6 +86,7 @@ class Claim:
     change_number: int | None = None
     accepts_loss: bool = False
     marks: Mapping[int, HighMark] = dataclasses.field(default_factory=dict)
+    timeline: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +97,42 @@ class Standing:
         lease: what became of it.
         had_map: the route map existed before the claim.
         known_lineage: lineage that Redis knew for the shard before the claim, if any.
+        before_plan: its state is from before the plan, so that only its name was written.
     """
 
     lease: Lease
     had_map: bool
     known_lineage: int | None
+    before_plan: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanEntry:
+    """A plan, and what holds in Redis from there on.
+
+    Attributes:
+        plan: the plan.
+        cluster: the cluster's entry.
+        tables: schemas of all tables.
+        lineages: lineages of those that have taken it over, by shard.
+        marks: their high marks.
+    """
+
+    plan: Plan
+    cluster: ClusterEntry
+    tables: Sequence[common_pb2.TableInfo]
+    lineages: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    marks: Mapping[int, HighMark] = dataclasses.field(default_factory=dict)
+
+
+class PlanAnswer(enum.Enum):
+    """What became of a plan that was to be written."""
+
+    DONE = "done"
+    OTHER_CLUSTER = "other cluster"
+    NAME_NOT_HELD = "name not held"
+    OTHER_PLAN = "other plan"
+    NOT_ALLOWED = "a shard that was cut has gone on or was replaced"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +145,7 @@ class Shared:
         lineages: lineage by shard.
         num_tables: number of table schemas.
         marks: the highest change that a shard's folder is known to have held, by shard.
+        plan: the last plan, if any.
     """
 
     cluster: ClusterEntry | None
@@ -106,6 +153,7 @@ class Shared:
     lineages: dict[int, int]
     num_tables: int
     marks: dict[int, HighMark]
+    plan: Plan | None = None
 
 
 class Registration:
@@ -146,21 +194,23 @@ class Registration:
             return read_cluster(self._redis, self.keys)
 
     def read_shared(self) -> Shared:
-        """Reads what all shards share."""
+        """Reads what all shards share, at one moment: lineages are of states from the plan on."""
         keys = self.keys
-        with self._reaching(), self._redis.pipeline(transaction=False) as pipeline:
+        with self._reaching(), self._redis.pipeline(transaction=True) as pipeline:
             pipeline.get(keys.cluster_entry)
             pipeline.get(keys.route_map)
             pipeline.hgetall(keys.lineages)
             pipeline.hlen(keys.tables)
             pipeline.hgetall(keys.marks)
-            cluster, route_map, lineages, num_tables, marks = pipeline.execute()
+            pipeline.get(keys.plan)
+            cluster, route_map, lineages, num_tables, marks, plan = pipeline.execute()
             return Shared(
                 None if cluster is None else ClusterEntry.from_json(cluster),
                 None if route_map is None else route_map_from_json(route_map),
                 {int(index): int(lineage) for index, lineage in lineages.items()},
                 num_tables,
                 {int(index): HighMark.from_text(mark.decode()) for index, mark in marks.items()},
+                None if plan is None else Plan.from_json(plan),
             )
 
     def eviction_policy(self) -> str | None:
@@ -211,7 +261,7 @@ class Registration:
         entry, route_map = claim.entry, claim.route_map
         replaceable = (_folder_text(entry.folder), _LOST_TEXT) if claim.has_folder and entry.lineage else ("", "")
         names = self.keys
-        keys = (names.shard(entry.index), names.cluster_entry, names.route_map, names.lineages, names.marks)
+        keys = (names.shard(entry.index), names.cluster_entry, names.route_map, names.lineages, names.marks, names.plan)
         with self._reaching():
             answer = self._redis.eval(
                 CLAIM,
@@ -230,11 +280,13 @@ class Registration:
                 "" if route_map is None else str(route_map.epoch),
                 "accepts loss" if claim.accepts_loss else "",
                 str(len(claim.lineages)),
+                str(claim.timeline),
+                str(0 if route_map is None else route_map.epoch),
                 *(str(number) for pair in claim.lineages.items() for number in pair),
                 *(text for index, mark in claim.marks.items() for text in (str(index), mark.to_text())),
             )
-            lease, had_map, known = cast("tuple[bytes, int, bytes]", answer)
-        return Standing(Lease(lease.decode()), bool(had_map), int(known) if known else None)
+            lease, had_map, known, before_plan = cast("tuple[bytes, int, bytes, int]", answer)
+        return Standing(Lease(lease.decode()), bool(had_map), int(known) if known else None, bool(before_plan))
 
     def release(self, index: int, incarnation: int) -> None:
         """Gives the name back, if this incarnation holds it."""
@@ -256,6 +308,69 @@ class Registration:
             )
         return bool(done)
 
+    # -- plans
+
+    def decide_plan(self, entry: PlanEntry, former: Plan | None, incarnation: int) -> PlanAnswer:
+        """Decides a plan, if this incarnation is home and no other plan than the former one is there; may be repeated."""
+        return self._put_plan(PUT_PLAN, entry, "" if former is None else former.to_json(), _incarnation_text(incarnation))
+
+    def decide_move(self, entry: PlanEntry, former: Plan | None, incarnation: int, hold_id: int, num_shards: int) -> PlanAnswer:
+        """Decides a plan as decide_plan does, if that is still allowed under a final hold of so many shards."""
+        moved = [self.keys.move(hold_id), *(self.keys.shard(index) for index in range(num_shards))]
+        former_text = "" if former is None else former.to_json()
+        return self._put_plan(DECIDE_MOVE, entry, former_text, _incarnation_text(incarnation), moved)
+
+    def put_plan_back(self, entry: PlanEntry) -> PlanAnswer:
+        """Writes a plan, and what holds since, where Redis has lost it."""
+        return self._put_plan(PUT_PLAN, entry, "", "")
+
+    def _put_plan(
+        self, script: str, entry: PlanEntry, former: str, incarnation: str, more_keys: Sequence[str] = ()
+    ) -> PlanAnswer:
+        names, plan = self.keys, entry.plan
+        keys = (names.cluster_entry, names.route_map, names.tables, names.lineages, names.marks, names.plan, names.shard(0))
+        keys = (*keys, *more_keys)
+        with self._reaching():
+            answer = self._redis.eval(
+                script,
+                len(keys),
+                *keys,
+                _cluster_text(entry.cluster.cluster_id),
+                incarnation,
+                former,
+                plan.to_json(),
+                str(plan.timeline),
+                str(plan.epoch),
+                entry.cluster.to_json(),
+                route_map_to_json(RouteMap(plan.epoch, plan.num_shards)),
+                str(len(entry.tables)),
+                str(len(entry.lineages)),
+                *(part for table in entry.tables for part in (table.spec.name, _schema_bytes(table))),
+                *(str(number) for pair in entry.lineages.items() for number in pair),
+                *(text for index, mark in entry.marks.items() for text in (str(index), mark.to_text())),
+            )
+        text = cast(bytes, answer).decode()
+        return PlanAnswer.NOT_ALLOWED if text == "not allowed" else PlanAnswer(text)
+
+    # -- a move to other shards
+
+    def allow_move(self, hold_id: int, incarnations: Sequence[int]) -> None:
+        """Allows to decide a plan under a final hold, until a shard goes on instead.
+
+        Args:
+            hold_id: the hold.
+            incarnations: the processes that are cut, by shard; once another one has a name there is nothing to decide.
+        """
+        texts = [_incarnation_text(incarnation) for incarnation in incarnations]
+        with self._reaching():
+            self._redis.set(self.keys.move(hold_id), json.dumps(texts), ex=MOVE_ALLOWED_S)
+
+    def end_move(self, hold_id: int) -> Plan | None:
+        """Has no plan decided any more under a final hold; returns the last plan that was decided."""
+        with self._reaching():
+            value = cast(bytes, self._redis.eval(END_MOVE, 2, self.keys.move(hold_id), self.keys.plan))
+            return Plan.from_json(value) if value else None
+
     # -- tables
 
     def publish_tables(self, tables: Sequence[common_pb2.TableInfo]) -> list[common_pb2.TableInfo]:
@@ -264,8 +379,7 @@ class Registration:
             return []
         with self._reaching(), self._redis.pipeline(transaction=False) as pipeline:
             for table in tables:
-                schema = common_pb2.TableInfo(spec=table.spec, table_id=table.table_id, table_seed=table.table_seed)
-                pipeline.hsetnx(self.keys.tables, table.spec.name, schema.SerializeToString(deterministic=True))
+                pipeline.hsetnx(self.keys.tables, table.spec.name, _schema_bytes(table))
             pipeline.hmget(self.keys.tables, [table.spec.name for table in tables])
             values = cast("list[bytes]", pipeline.execute()[-1])
         return [common_pb2.TableInfo.FromString(value) for value in values]
@@ -287,6 +401,14 @@ class Registration:
     def close(self) -> None:
         """Closes the connections."""
         self._redis.close()
+
+
+def _schema_bytes(table: common_pb2.TableInfo) -> bytes:
+    """Returns a table's entry."""
+    schema = common_pb2.TableInfo(
+        spec=table.spec, table_id=table.table_id, table_seed=table.table_seed, read_only=table.read_only
+    )
+    return schema.SerializeToString(deterministic=True)
 
 
 _LOST_TEXT = '"lost": true'

@@ -49,6 +49,11 @@ class Streams:
         """Lets every stream end once it has answered what it accepted; the shard must refuse requests by now."""
         self._draining.set()
 
+    def end_all(self) -> None:
+        """Lets every stream that is open now end as drain does; those that are opened later stay."""
+        self._draining.set()
+        self._draining = asyncio.Event()
+
     async def wait_for_drain(self) -> None:
         """Waits until the streams are to end."""
         await self._draining.wait()

@@ -101,7 +101,7 @@ class HeldShard:
         )
         row_pb2_grpc.add_RowServiceServicer_to_server(RowServicer(self.shard), self._server)
         shard_pb2_grpc.add_ShardServiceServicer_to_server(
-            ShardServicer(self.shard, self._lost(peers), closing, self.groups, _cuts(self.shard)), self._server
+            ShardServicer(self.shard, self._lost(peers), closing, self.groups, _cuts(self.shard), None), self._server
         )
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
@@ -112,7 +112,7 @@ class HeldShard:
     def _lost(self, peers: Peers) -> LostShard:
         """Nobody tells these shards to forget anything, and there is no Redis."""
         registration = Registration("redis://127.0.0.1:1/0", "test", 1.0)
-        membership = Membership(self.shard, registration, 3600.0, lambda _: None)
+        membership = Membership(self.shard, registration, 3600.0, lambda _: None, lambda _: None)
         return LostShard(self.shard, registration, membership, peers, lambda: self.shard.state, self._serve)
 
     async def _serve(self) -> None:

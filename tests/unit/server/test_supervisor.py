@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
-import sys
-import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
-from shardam_testing.process_table import is_running
+from shardam_testing.child_family import HANG_S, QUICK, SERVER, Family, never, run, run_groups, until
 
 from shardam_server.children import Child, ChildSpec, Console
 from shardam_server.command_errors import CommandError
-from shardam_server.supervisor import GaveUp, Kept, RestartPolicy, StartRefused, Supervisor
+from shardam_server.supervisor import GaveUp, Group, Kept, RestartPolicy, StartRefused, Supervisor
 
-T = TypeVar("T")
-HANG_S = 60.0
-QUICK = RestartPolicy(delay_s=0.01, max_delay_s=0.05, limit=5)
 FINAL = RestartPolicy(delay_s=0.01, max_delay_s=0.05, limit=5, final_status=2)
-
-SERVER = """
-import os, pathlib, signal, sys, time
-name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-def end(number, frame):
-    with (folder / "ended").open("a") as file:
-        file.write(name + "\\n")
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
-(folder / f"{name}-{os.getpid()}").touch()
-while True:
-    time.sleep(60)
-"""
-"""Serves until SIGTERM; a file of its name and process id says that it is ready."""
 
 STUBBORN = SERVER.replace("sys.exit(0)", "pass")
 REFUSING = "import sys; print('INFO starts'); print('shardam: no such folder,\\nname another'); sys.exit(2)"
@@ -45,67 +24,13 @@ LEAVING = SERVER.replace("sys.exit(0)", "sys.exit(2)")
 FAILING = "import sys; print('line of', sys.argv[1]); sys.exit(3)"
 
 
-def run(work: Coroutine[None, None, T]) -> T:
-    return asyncio.run(asyncio.wait_for(work, HANG_S))
-
-
-class Family:
-    """Children of one test, in a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.output = io.StringIO()
-        self.kept: list[Kept] = []
-
-    def add(
-        self,
-        name: str,
-        program: str = SERVER,
-        policy: RestartPolicy = QUICK,
-        after: tuple[Kept, ...] = (),
-        aftermath: str = "",
-    ) -> Kept:
-        command = [sys.executable, "-S", "-c", program, name, str(self.folder)]
-        child = Child(ChildSpec(name, lambda: command, os.environ), Console(self.output, "text"))
-
-        async def ready(pid: int) -> None:
-            await until(lambda: (self.folder / f"{name}-{pid}").exists())
-
-        self.kept.append(Kept(child, ready, policy, after=after, aftermath=aftermath))
-        return self.kept[-1]
-
-    def ended(self) -> list[str]:
-        path = self.folder / "ended"
-        return path.read_text().split() if path.exists() else []
-
-    def alive(self) -> list[str]:
-        return [kept.child.name for kept in self.kept if kept.child.pid is not None and is_running(kept.child.pid)]
-
-
 @pytest.fixture
 def family(tmp_path: Path) -> Family:
     return Family(tmp_path)
 
 
-async def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + HANG_S
-    while not true():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
-async def never() -> None:
-    await asyncio.Event().wait()
-
-
 def supervise(groups: list[list[Kept]], during: Callable[[Supervisor], Awaitable[None]], drain_s: float = HANG_S) -> bool:
-    """Runs a supervisor; `during` runs once all children are ready."""
-
-    async def work() -> bool:
-        supervisor = Supervisor(groups, drain_s)
-        return await supervisor.run(lambda: during(supervisor))
-
-    return run(work())
+    return run_groups([Group(group) for group in groups], during, drain_s)
 
 
 def test_a_drain_stops_the_groups_from_the_last_to_the_first_and_is_orderly(family: Family) -> None:
@@ -234,7 +159,7 @@ def test_a_stop_before_anything_is_ready_ends_all_children(family: Family) -> No
     never_ready = family.add("sleeper", "import time; time.sleep(600)")
 
     async def work() -> bool:
-        supervisor = Supervisor([[never_ready]], HANG_S)
+        supervisor = Supervisor([Group([never_ready])], HANG_S)
         running = asyncio.ensure_future(supervisor.run(never))
         await until(lambda: never_ready.child.pid is not None)
         supervisor.request_stop("test")

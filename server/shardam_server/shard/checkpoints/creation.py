@@ -85,6 +85,7 @@ class Creation:
         job.checkpoint, task_id = name, random_63_bits()
         try:
             cut = await self._cut(job, terms, task_id)
+            job.advance(0, cut.size_bytes, "writes files")
             job.under_way.set()
             shards = await self.written(job.advance, cut)
             await asyncio.to_thread(self.complete, name, cut, shards, terms.additions, group_step)

@@ -104,6 +104,32 @@ class Cutting:
             elif not final:
                 await asyncio.shield(self.release(hold_id))
 
+    async def level(self, hold_s: float, *, without: Iterable[bytes] = ()) -> int:
+        """Tries once to bring all shards to the same numbers, and holds them there under a final hold.
+
+        Args:
+            hold_s: how long from then on; the caller releases it before.
+            without: clients whose numbers may be unequal.
+
+        Returns:
+            The hold.
+
+        Raises:
+            ShardamError: as cut. No shard is held then.
+        """
+        hold_id, held_level = random_63_bits(), False
+        try:
+            held = await self._all(
+                lambda index: self._cuts.hold(index, cut_pb2.HoldRequest(hold_id=hold_id, hold_s=self._hold_s, final=True))
+            )
+            await self._advance(hold_id, _targets([answer.clients for answer in held], frozenset(without)))
+            await self.renew(hold_id, hold_s)
+            held_level = True
+            return hold_id
+        finally:
+            if not held_level:
+                await asyncio.shield(self.release(hold_id))
+
     async def _advance(self, hold_id: int, targets: Mapping[bytes, cut_pb2.HeldClient]) -> None:
         def ask(index: int) -> Coroutine[None, None, cut_pb2.AdvanceResponse]:
             return self._cuts.advance(index, cut_pb2.AdvanceRequest(hold_id=hold_id, targets=targets.values()))

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from shardam_proto.errors import BadOption, CheckpointRunning, ShardamError, StepTimeout
+from shardam_proto.errors import BadOption, CheckpointFailed, CheckpointRunning, ShardamError, StepTimeout
 from shardam_proto.schema import check_name
 from shardam_proto.v1 import checkpoint_pb2, job_pb2
 from shardam_server.shard.background import Background
@@ -95,6 +95,7 @@ class HomeCheckpoints:
         jobs: what home does and did.
         catalogue: where they lie.
         extras: what trainers add.
+        problem: why none can be made on this shard; empty: they can, as far as is known.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class HomeCheckpoints:
         schedule: Schedule,
     ) -> None:
         self.jobs = Jobs()
+        self.problem = ""
         self._shard = shard
         self.catalogue = catalogue
         self.extras = extras
@@ -119,6 +121,19 @@ class HomeCheckpoints:
         self._by_key: dict[bytes, Job] = {}
         self._gatherings: dict[str, Gathering] = {}
         self._joinable: tuple[Job, Terms] | None = None
+
+    async def check_folder(self) -> None:
+        """Looks whether checkpoints can be written here; any shard does so at its start.
+
+        Raises:
+            CheckpointFailed: they cannot.
+        """
+        try:
+            await asyncio.to_thread(self.catalogue.prepare)
+        except CheckpointFailed as error:
+            self.problem = error.message
+            raise
+        self.problem = ""
 
     def start(self) -> None:
         """Begins; on another shard than home there is nothing to do."""

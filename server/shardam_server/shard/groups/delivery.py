@@ -83,6 +83,7 @@ class Delivery:
     async def stop(self) -> None:
         """Ends; what is not confirmed is told again after the next start."""
         await self._background.stop()
+        self._lanes = {}
 
     def tell(self, name: str) -> None:
         """Has a group, as it is now or later, told to all other shards."""

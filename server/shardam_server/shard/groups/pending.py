@@ -74,3 +74,9 @@ class PendingSteps:
     def of(self, name: str) -> PendingStep:
         """Returns a group's next step."""
         return self._steps.setdefault(name, PendingStep())
+
+    def clear(self) -> None:
+        """Forgets all, and has all who wait look again."""
+        steps, self._steps = self._steps, {}
+        for step in steps.values():
+            step.changed.set()

@@ -76,8 +76,12 @@ class HomeSteps:
         self._background.start(self._watch_steps())
 
     async def stop(self) -> None:
-        """Ends; may be called without start."""
+        """Ends, and forgets who has arrived; may be called without start."""
         await self._background.stop()
+        for task in self._reconsidering:
+            task.cancel()
+        await asyncio.gather(*self._reconsidering, return_exceptions=True)
+        self._pending.clear()
 
     async def arrive(self, request: embedding_pb2.ArriveRequest) -> embedding_pb2.ArriveResponse:
         """Waits until a member's step is decided, or its budget is nearly over.

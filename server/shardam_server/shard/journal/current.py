@@ -12,6 +12,9 @@ import xxhash
 from shardam_proto.registry import ClusterEntry
 from shardam_server.shard.journal.frames import ARITHMETIC_VERSION, FORMAT_VERSION, FileDamaged, check_versions
 
+UNFINISHED = 0
+"""Timeline of a state that was never whole; true ones count from 1."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Current:
@@ -27,6 +30,7 @@ class Current:
         base: name of the base file, or None: the journal begins with the first change.
         first_file: number of the first journal file.
         complete: False: the state behind these files went on without them (CURRENT.incomplete).
+        plan: the plan that the state came from, as Redis has it; empty: it began empty.
     """
 
     cluster_name: str
@@ -38,11 +42,19 @@ class Current:
     base: str | None
     first_file: int
     complete: bool = True
+    plan: str = ""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """True: it stands for a checkpoint that was to be taken over, and holds nothing of it yet."""
+        return self.timeline == UNFINISHED
 
     def to_json(self) -> str:
         """Returns the file's content; `complete` stands in the file's name."""
         content: dict[str, object] = {"format": FORMAT_VERSION, "arithmetic": ARITHMETIC_VERSION, **dataclasses.asdict(self)}
         del content["complete"]
+        if not self.plan:
+            del content["plan"]
         return json.dumps({"checksum": _checksum(content), "content": content}, indent=1) + "\n"
 
     @classmethod

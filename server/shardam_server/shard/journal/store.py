@@ -6,8 +6,8 @@
     keeping = create_task(store.keep_bases(sequencer.change))
     ...; keeping.cancel(); sequencer.close(); store.close()
 
-`begin` and `resume` put the journal into the state. Nothing but LOCK is written before one of them, so that a process may look
-at a folder, learn that it must not go on from it, and leave it as it was.
+`begin` and `resume` put the journal into the state; `give_up` ends it, and `begin` may follow once more. Nothing but LOCK is
+written before one of them, so that a process may look at a folder, learn that it must not go on from it, and leave it as it was.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from pathlib import Path
 
 from shardam_proto.registry import ClusterEntry
 from shardam_proto.v1 import shard_pb2
+from shardam_server.shard.journal.base_file import write_base
 from shardam_server.shard.journal.base_writer import CHECK_S, BaseCopy, BaseReport, BaseWriter
-from shardam_server.shard.journal.current import Current
+from shardam_server.shard.journal.current import UNFINISHED, Current
 from shardam_server.shard.journal.disk_journal import DiskJournal
-from shardam_server.shard.journal.file_names import CURRENT, list_journal_files, read_current, shard_folder
+from shardam_server.shard.journal.file_names import CURRENT, base_name, list_journal_files, read_current, shard_folder
 from shardam_server.shard.journal.folder import ShardFolder
 from shardam_server.shard.journal.folder_lock import FolderLock, FolderRefused
 from shardam_server.shard.journal.frames import FileDamaged
-from shardam_server.shard.journal.journal_file import JournalFile
+from shardam_server.shard.journal.journal_file import CutBackFailed, JournalFile
 from shardam_server.shard.journal.options import JournalOptions
 from shardam_server.shard.journal.reader import holds_nothing
 from shardam_server.shard.journal.recovery import Recovery, recover
+from shardam_server.shard.snapshots import Snapshot
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.storage import MakeRecords
 
@@ -67,7 +69,11 @@ class JournalStatus:
 
 
 class StateStore:
-    """The state of one shard on its disk; made by `lock`, ended by `close`."""
+    """The state of one shard on its disk; made by `lock`, ended by `close`.
+
+    Attributes:
+        base_turn: held while `keep_bases` writes a base.
+    """
 
     def __init__(self, lock: FolderLock, folder: ShardFolder, cluster_name: str, index: int, options: JournalOptions) -> None:
         self._lock = lock
@@ -78,6 +84,7 @@ class StateStore:
         self._journal: DiskJournal | None = None
         self._bases: BaseWriter | None = None
         self._recovery: Recovery | None = None
+        self.base_turn = asyncio.Lock()
 
     @classmethod
     def lock(cls, data_dir: Path, cluster_name: str, index: int, options: JournalOptions) -> StateStore:
@@ -191,8 +198,8 @@ class StateStore:
         older_bytes = sum(path.stat().st_size for path in older)
         self._go_on(state, file, sequence, older_bytes, kept_change=state.change_number)
 
-    def begin(self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState) -> None:
-        """Starts a state of a new lineage; what the folder held before is given up.
+    def begin(self, cluster: ClusterEntry, lineage: int, timeline: int, epoch: int, state: ShardState, plan: str = "") -> None:
+        """Starts a state of a new lineage; what the folder held before is given up, once the new one is whole.
 
         Args:
             cluster: the cluster.
@@ -200,28 +207,60 @@ class StateStore:
             timeline: timeline of the state.
             epoch: highest route epoch known.
             state: the state; what it holds already becomes its first base.
+            plan: the plan that it comes from, as Redis has it; empty: it begins empty.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written; the folder holds what it held.
         """
         if self._journal is not None:
-            raise RuntimeError("a state begins once in the life of a process")
-        folder = self._folder
-        number = max(list_journal_files(self.path), default=0) + 1
-        current = Current(
-            self._cluster_name, cluster, self._index, lineage, timeline, epoch, base=None, first_file=number, complete=True
-        )
-        file = folder.create_journal(current, number, 0, change_number=0)
+            raise RuntimeError("a state begins once the former one is given up")
+        folder, holds_something = self._folder, state.change_number > 0 or bool(state.tables())
+        if holds_something and folder.current is None:
+            self._begin_unfinished(cluster, lineage)
+        number = self._next_number()
+        base = base_name(number) if holds_something else None
+        current = Current(self._cluster_name, cluster, self._index, lineage, timeline, epoch, base, number, plan=plan)
+        file = folder.create_journal(current, number, 0, state.change_number)
         try:
+            if base is not None:
+                self._write_first_base(base, current, state)
             folder.put_current(current)
         except OSError:
             folder.discard(file)
             raise
-        self._go_on(state, file, sequence=1, older_bytes=0, kept_change=0)
-        if state.change_number:
-            if self._require_bases().write_now() is None:
-                raise OSError(self._require_bases().problem)
-            self._mark_if_off()
+        self._go_on(state, file, sequence=1, older_bytes=0, kept_change=state.change_number)
+
+    def _begin_unfinished(self, cluster: ClusterEntry, lineage: int) -> None:
+        """Names a state that is still to come; a base without CURRENT would look like a folder that has lost it."""
+        number = self._next_number()
+        unfinished = Current(self._cluster_name, cluster, self._index, lineage, UNFINISHED, 0, base=None, first_file=number)
+        self._folder.create_journal(unfinished, number, 0, change_number=0).close()
+        self._folder.put_current(unfinished)
+
+    def _next_number(self) -> int:
+        return max(list_journal_files(self.path), default=0) + 1
+
+    def _write_first_base(self, name: str, current: Current, state: ShardState) -> None:
+        file = self._folder.create_file(name)
+        snapshot = Snapshot(state)
+        try:
+            write_base(file, current, snapshot)
+        except (OSError, CutBackFailed) as error:
+            self._folder.discard(file)
+            raise error if isinstance(error, OSError) else OSError(str(error)) from error
+        finally:
+            snapshot.close()
+        file.close()
+
+    def give_up(self) -> None:
+        """Ends the journal of a state that another one will replace; the folder holds it as it is, until `begin`."""
+        journal, bases = self._journal, self._bases
+        if journal is not None and bases is not None:
+            bases.finish()
+            if self._options.mode == "write":
+                self._folder.sync_journals()
+            journal.end()
+        self._journal = self._bases = None
 
     def _go_on(self, state: ShardState, file: JournalFile, sequence: int, older_bytes: int, kept_change: int) -> None:
         folder = self._folder
@@ -285,8 +324,9 @@ class StateStore:
     async def keep_bases(self, run_change: RunChange) -> None:
         """Writes a base whenever one is needed, until it is cancelled; raises what only a defect raises."""
         while True:
-            if self.needs_base():
-                await self.write_base(run_change)
+            async with self.base_turn:
+                if self.needs_base():
+                    await self.write_base(run_change)
             await asyncio.sleep(CHECK_S)
 
     # -- end

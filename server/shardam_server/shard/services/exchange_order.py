@@ -61,6 +61,7 @@ class StreamOrder:
             num_bytes: what it holds in memory.
         """
         before, ended = self._last_parked, asyncio.get_running_loop().create_future()
+        state = self._shard.state
         self._last_parked = self._last_change = ended
 
         async def admit_and_settle() -> embedding_pb2.ExchangeResponse:
@@ -68,6 +69,7 @@ class StreamOrder:
                 async with within_budget(header, "a change", "was not taken; send it again"):
                     await self._parked(header, change_passage, before)
                     await self._shard.sequencer.wait_for_room()
+                self._shard.check_state(state)
                 return await self._shard.settle(self._shard.submit(apply, num_bytes, mark_of(header)))
             finally:
                 ended.set_result(None)
@@ -76,7 +78,7 @@ class StreamOrder:
 
     def pull(self, header: common_pb2.RequestHeader) -> Callable[[], Awaitable[Passage]]:
         """Notes a pull's place on its stream; what is returned waits until it may read."""
-        before = self._last_change
+        before, state = self._last_change, self._shard.state
 
         async def wait() -> Passage:
             if before is not None and not before.done():
@@ -87,6 +89,7 @@ class StreamOrder:
             if passage is None:
                 passage = await self._parked(header, pull_passage)
                 self._shard.tenure.check()
+            self._shard.check_state(state)
             return passage
 
         return wait

@@ -11,6 +11,7 @@ import grpc.aio
 
 from shardam_proto.errors import ShardNotReady
 from shardam_proto.v1 import shard_pb2
+from shardam_server.shard.checkpoints.home import HomeCheckpoints
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.home import HomeGroups
@@ -32,12 +33,20 @@ class ShardServicer(CutCalls):
         closing: closes clients; used on home only.
         groups: keeps groups of workers; used on home only.
         cuts: does what home asks for checkpoints.
+        checkpoints: home's, and what is known of their folder; None: there is none.
     """
 
     def __init__(
-        self, shard: ShardContext, lost: LostShard, closing: ClientClosing, groups: HomeGroups, cuts: ShardCuts
+        self,
+        shard: ShardContext,
+        lost: LostShard,
+        closing: ClientClosing,
+        groups: HomeGroups,
+        cuts: ShardCuts,
+        checkpoints: HomeCheckpoints | None,
     ) -> None:
         super().__init__(cuts)
+        self._checkpoints = checkpoints
         self._shard = shard
         self._lost = lost
         self._closing = closing
@@ -53,7 +62,7 @@ class ShardServicer(CutCalls):
         shard.identity.check(request.header)
         tables = shard.state.tables()
         journal = shard.kept.status()
-        return shard_pb2.GetStatusResponse(
+        status = shard_pb2.GetStatusResponse(
             header=shard.header(request.header),
             version=version("shardam"),
             state=shard.serving_state,
@@ -83,6 +92,13 @@ class ShardServicer(CutCalls):
             data_folder=str(shard.kept.folder or ""),
             pre_image_bytes=shard.state.snapshots.kept_bytes,
         )
+        if self._checkpoints is not None:
+            status.checkpoint_root = str(self._checkpoints.catalogue.root)
+            status.checkpoint_problem = self._checkpoints.problem
+            last = self._checkpoints.jobs.last_checkpoint
+            if last is not None:
+                status.last_checkpoint.CopyFrom(last.message())
+        return status
 
     async def InstallTables(  # noqa: N802 - the service's name
         self,

@@ -9,8 +9,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from shardam_proto.errors import RedisUnreachable
 from shardam_proto.registry import ClusterView, ShardEntry
 from shardam_proto.v1 import shard_pb2
+from shardam_testing.faults.checkpoint_calls import CheckpointCalls
 from shardam_testing.faults.kept_admin import KeptAdmin
 from shardam_testing.faults.members import Members
 from shardam_testing.faults.network_faults import Fired
@@ -30,6 +32,8 @@ RESTART_DELAY_S = 0.1
 READY_TIMEOUT_S = 90.0
 """A shard is back in 1 to 3 s on an idle machine."""
 
+RESHARDED = 76
+"""Exit status of a shard whose state has moved to another number of shards."""
 
 WORKER_TIMEOUT_S = 200.0
 """A worker of the tests trains for seconds, and waits as long for each shard that starts again."""
@@ -48,6 +52,7 @@ class FaultCluster:
         members: its workers in groups.
         admin: its admin API, if it has one.
         num_restarts: shards started again so far.
+        num_moves: how often the state has moved to another number of shards.
     """
 
     valkey: Valkey
@@ -60,6 +65,7 @@ class FaultCluster:
     members: Members
     admin: KeptAdmin | None
     num_restarts: int = 0
+    num_moves: int = 0
 
     def __post_init__(self) -> None:
         self._current: list[ShardProcess] = []
@@ -78,6 +84,16 @@ class FaultCluster:
     def state_folder(self) -> Path:
         """The data folder of all shards."""
         return self.folder / "state"
+
+    @property
+    def checkpoints(self) -> CheckpointCalls:
+        """Calls of its home that have to do with checkpoints."""
+        return CheckpointCalls(self.view)
+
+    def checkpoint_folder(self, name: str) -> Path:
+        """Returns where a checkpoint lies."""
+        root = Path(self.flags.get("checkpoint_dir", self.state_folder / "checkpoints"))
+        return root / self.shards.cluster / name
 
     # -- processes
 
@@ -137,10 +153,14 @@ class FaultCluster:
         while not self._stopping.wait(RESTART_DELAY_S):
             if self.admin is not None:
                 self.admin.keep()
+            with self._lock:
+                if any(shard.process.poll() == RESHARDED for shard in self._current):
+                    self._move()
+                    continue
             for index in set(range(self.num_shards)) - self._held:
                 with self._lock:
                     status = self._current[index].process.poll()
-                    if status is None:
+                    if status in (None, RESHARDED):
                         continue
                     if status != -signal.SIGKILL:
                         self._unexpected.append(
@@ -148,6 +168,17 @@ class FaultCluster:
                         )
                     self._current[index] = self._start(index)
                     self.num_restarts += 1
+
+    def _move(self) -> None:
+        """Starts the shards that the state has moved to, once all that had it have ended."""
+        if any(shard.process.poll() is None for shard in self._current):
+            return
+        with contextlib.suppress(RedisUnreachable):
+            entry = self.view().entry
+            assert entry is not None, "shards have ended because their state has moved, and Redis knows no cluster"
+            self.shards.count = entry.num_shards
+            self._current = [self._start(index) for index in range(entry.num_shards)]
+            self.num_moves += 1
 
     # -- questions
 
@@ -215,19 +246,20 @@ class FaultCluster:
 
 @contextlib.contextmanager
 def running_fault_cluster(
-    folder: Path, num_shards: int, *, with_admin: bool = False, reads_messages: bool = False, **flags: str
+    folder: Path, num_shards: int, *, most_shards: int = 0, with_admin: bool = False, reads_messages: bool = False, **flags: str
 ) -> Iterator[FaultCluster]:
     """Starts Valkey, proxies and shards; everything ends with the context, also when a test fails.
 
     Args:
         folder: for state, logs and progress files.
         num_shards: number of shards.
+        most_shards: to which it may be moved.
         with_admin: start an admin API, too.
         reads_messages: the proxies tell the messages of group steps, which costs them time.
         flags: of the shards, beside SHRUNK.
     """
     given = {**{name.replace("-", "_"): value for name, value in SHRUNK.items()}, **flags}
-    redis_port, admin_port, *ports = lasting_ports(2 + num_shards)
+    redis_port, admin_port, *ports = lasting_ports(2 + max(num_shards, most_shards))
     with running_valkey(redis_port) as valkey, contextlib.ExitStack() as stack:
         proxies = [
             stack.enter_context(FaultProxy(f"shard {index}", port, reads_messages=reads_messages))

@@ -10,20 +10,23 @@ from shardam_testing.faults.oracle_table import OracleTable, RecordedRows, Table
 from shardam_testing.faults.sequence import Assign, Delete, TablePush, make_change
 
 
-def expected_rows(seed: int, count: int, tables: Mapping[str, common_pb2.TableInfo]) -> dict[str, TableRows]:
+def expected_rows(
+    seed: int, count: int, tables: Mapping[str, common_pb2.TableInfo], *, new_rows: int = 0
+) -> dict[str, TableRows]:
     """Returns the rows after the first changes of a sequence.
 
     Args:
         seed: of the worker.
         count: how many changes.
         tables: the tables by name, for their ids and seeds.
+        new_rows: as make_change.
     """
     oracles = {}
     for name, info in tables.items():
         empty = common_pb2.TableInfo(spec=info.spec, table_id=info.table_id, table_seed=info.table_seed)
         oracles[name] = OracleTable(empty)
     for number in range(1, count + 1):
-        match make_change(seed, number):
+        match make_change(seed, number, new_rows=new_rows):
             case Delete(spec, row_ids):
                 oracles[spec.name].delete(row_ids)
             case Assign(spec, row_ids, weight, exp_avg, if_absent):

@@ -1,4 +1,4 @@
-"""The messages of group steps within a connection's bytes: which one ends where, of which step and rank.
+"""The messages of group steps, and of cuts, within a connection's bytes: which one ends where, of which step and rank.
 
 gRPC sends each message as a byte, its length and its bytes in DATA frames of its call's HTTP/2 stream. Only what the proxy acts
 on is told apart; anything else passes unseen.
@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TypeVar
-
-from google.protobuf.message import DecodeError, Message
 
 from shardam_proto.v1 import common_pb2, embedding_pb2, shard_pb2
+from shardam_testing.faults.cut_messages import parsed, told_reply, told_request
 from shardam_testing.faults.frames import PREFACE
 from shardam_testing.faults.network_faults import Direction, MessageKind
-
-MessageT = TypeVar("MessageT", bound=Message)
 
 _HEAD_BYTES = 9
 _PREFIX_BYTES = 5
@@ -25,11 +21,11 @@ _DATA, _RST_STREAM = 0x0, 0x3
 
 @dataclasses.dataclass(frozen=True)
 class GroupMessage:
-    """One message of a step.
+    """One message of a step, or of a cut.
 
     Attributes:
         kind: which.
-        step: the step.
+        step: the step; of a cut: 0.
         rank: of the member that sent it or is answered; -1: it is between shards.
     """
 
@@ -94,7 +90,7 @@ class MessageScanner:
 
 
 class GroupTraffic:
-    """Tells the messages of group steps of one connection."""
+    """Tells the messages of group steps and of cuts of one connection."""
 
     def __init__(self) -> None:
         self._scanners = {
@@ -113,17 +109,18 @@ class GroupTraffic:
                 yield end, told
 
     def _request(self, stream: int, data: bytes) -> GroupMessage | None:
-        update = _parsed(shard_pb2.UpdateGroupRequest(), data)
+        update = parsed(shard_pb2.UpdateGroupRequest(), data)
         if update.header.protocol_version and update.group.name and update.decision.step:
             self._updates[stream] = update.decision.step
             return GroupMessage("update", update.decision.step, -1)
-        exchange = _parsed(embedding_pb2.ExchangeRequest(), data)
+        exchange = parsed(embedding_pb2.ExchangeRequest(), data)
         match exchange.WhichOneof("request"):
             case "push" if exchange.push.contribution:
                 return self._ask("part", exchange.push.header)
             case "arrive" if exchange.arrive.header.step:
                 return self._ask("arrive", exchange.arrive.header)
-        return None
+        kind = told_request(data)
+        return None if kind is None else GroupMessage(kind, 0, -1)
 
     def _ask(self, kind: MessageKind, header: common_pb2.RequestHeader) -> GroupMessage:
         self._asked[header.request_id] = header.step, header.rank
@@ -132,21 +129,13 @@ class GroupTraffic:
     def _reply(self, stream: int, data: bytes) -> GroupMessage | None:
         if stream in self._updates:
             return GroupMessage("updated", self._updates.pop(stream), -1)
-        answer = _parsed(embedding_pb2.ExchangeResponse(), data)
+        answer = parsed(embedding_pb2.ExchangeResponse(), data)
         if answer.request_id not in self._asked:
-            return None
+            kind = told_reply(data)
+            return None if kind is None else GroupMessage(kind, 0, -1)
         step, rank = self._asked.pop(answer.request_id)
         if answer.push.staged:
             return GroupMessage("staged", step, rank)
         if answer.push.HasField("result") or answer.arrive.HasField("result"):
             return GroupMessage("result", step, rank)
         return None
-
-
-def _parsed(message: MessageT, data: bytes) -> MessageT:
-    """Parses a message that may be of another type; then it is left empty."""
-    try:
-        message.ParseFromString(data)
-    except DecodeError:
-        message.Clear()
-    return message

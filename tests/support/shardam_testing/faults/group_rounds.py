@@ -148,7 +148,9 @@ def play_group_round(planned: GroupRound, folder: Path, result: RoundResult) -> 
     Raises:
         AssertionError: it could not end.
     """
-    with running_fault_cluster(folder, planned.num_shards, with_admin=False, reads_messages=True, **planned.flags) as cluster:
+    with running_fault_cluster(
+        folder, planned.num_shards, most_shards=0, with_admin=False, reads_messages=True, **planned.flags
+    ) as cluster:
         for member in cluster.members.start_all(planned.plan):
             member.wait_step(1)
         with playing(cluster, planned.faults) as injector:

@@ -60,7 +60,8 @@ class GroupTrainer:
     def step(self) -> None:
         """Makes one step."""
         step = self.next_step
-        work = make_work(self._arguments.seed, self._arguments.world_size, self._arguments.rank, step)
+        place = self._arguments.skip + step
+        work = make_work(self._arguments.seed, self._arguments.world_size, self._arguments.rank, place)
         wanted = [(self._tables[part.spec.name].info(), part.row_ids) for part in work.tables]
         pulled = read_weights(self._cluster._ready_to_read(training=True), wanted, training=True)
         self._progress.note(pulled=digest(pulled), step=step, at=time.monotonic())
@@ -121,6 +122,7 @@ def main() -> int:
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--last-step", type=int, required=True)
     parser.add_argument("--pace-s", type=float, default=0.0)
+    parser.add_argument("--skip", type=int, default=0, help="steps of the run that an earlier group has made")
     parser.add_argument("--shard-timeout-s", type=float, default=120.0)
     arguments = parser.parse_args()
     progress, stop = Progress(arguments.progress), threading.Event()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from shardam_proto.errors import RedisUnreachable
+from shardam_testing.faults.checkpoint_callers import Caller
 from shardam_testing.faults.cluster import FaultCluster
 from shardam_testing.faults.network_faults import Fired
 from shardam_testing.faults.phase_kills import kill_in_phase
@@ -20,16 +21,20 @@ from shardam_testing.faults.plans import (
     CutAll,
     Elapsed,
     FlushRedis,
+    JobAction,
     KillAdmin,
     KillInPhase,
     KillMember,
     KillRedis,
     KillShard,
     KillWorker,
+    MakeCheckpoint,
     MemberAction,
+    MoveToShards,
     Network,
     Planned,
     RedisAction,
+    RestoreLatest,
     ShardAction,
     StartWorker,
     Stepped,
@@ -43,6 +48,7 @@ from shardam_testing.faults.plans import (
 )
 from shardam_testing.faults.traffic import ArmedFault
 from shardam_testing.faults.workers import Worker
+from shardam_testing.waiting import wait_for
 
 POLL_S = 0.005
 """How often moments are looked at: less than a push at the pace of the tests."""
@@ -71,6 +77,7 @@ class Injector:
         self._undo: list[tuple[float, Action]] = []
         self._fired: list[Fired] = []
         self._armed: list[ArmedFault] = []
+        self._callers: list[Caller] = []
         self._next_look = 0.0
         self._cancelled = threading.Event()
         self._failure: BaseException | None = None
@@ -103,10 +110,20 @@ class Injector:
         deadline = time.monotonic() + timeout_s
         return all(armed.fired.wait(max(deadline - time.monotonic(), 0)) for armed in self._armed)
 
+    def wait_jobs(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
+        """Waits until every job that the plan has begun has ended, one way or the other.
+
+        Raises:
+            AssertionError: one has not in time.
+        """
+        wait_for("the plan's jobs to end", lambda: all(caller.ended for caller in self._callers), timeout_s)
+
     def cancel(self) -> None:
         """Ends the plan early; what is stopped goes on."""
         self._cancelled.set()
         self._thread.join(FINISH_TIMEOUT_S)
+        for caller in self._callers:
+            caller.kill()
 
     @property
     def fired(self) -> list[Fired]:
@@ -167,6 +184,8 @@ class Injector:
                 self._act_on_worker(action)
             case KillAdmin() | StopAdmin():
                 return self._act_on_admin(action)
+            case MakeCheckpoint() | RestoreLatest() | MoveToShards():
+                self._begin_job(action)
             case Network(shard, fault):
                 self._armed.append(self._cluster.proxies[shard].arm(fault))
             case CutAll(shard):
@@ -214,6 +233,20 @@ class Injector:
             member.kill()
             self._note("kill member", member.name)
             self._later(action.again_after_s, action)
+
+    def _begin_job(self, action: JobAction) -> None:
+        """Asks for a job in a process of its own: what is broken meanwhile may keep it waiting, or fail it."""
+        match action:
+            case MakeCheckpoint():
+                what, name = "create", ""
+            case RestoreLatest():
+                what, name = "restore", "latest"
+            case MoveToShards(num_shards):
+                what, name = "reshard", str(num_shards)
+        caller = Caller(self._cluster, what, name)
+        caller.start()
+        self._callers.append(caller)
+        self._note(what, "cluster", name)
 
     def _act_on_admin(self, action: AdminAction) -> bool:
         admin = self._cluster.admin

@@ -115,6 +115,7 @@ class GroupPlan:
         group: the group's name.
         reduce: as connect takes it.
         pace_s: rest before each step.
+        skip: steps of the run that an earlier group has made.
     """
 
     seed: int
@@ -124,6 +125,7 @@ class GroupPlan:
     group: str = "workers"
     reduce: str = "mean"
     pace_s: float = 0.0
+    skip: int = 0
 
 
 @dataclasses.dataclass

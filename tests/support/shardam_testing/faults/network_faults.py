@@ -7,8 +7,12 @@ import enum
 import time
 from typing import Literal
 
-MessageKind = Literal["part", "staged", "arrive", "result", "update", "updated"]
-"""A member's part and its STAGED; Arrive and its answer with a result; home's UpdateGroup with a decision and its answer."""
+MessageKind = Literal[
+    "part", "staged", "arrive", "result", "update", "updated", "hold", "advance", "cut", "written", "check", "adopt"
+]
+"""A member's part and its STAGED; Arrive and its answer with a result; home's UpdateGroup with a decision and its answer.
+
+Home's Hold, Advance and Cut, a shard's answer that it has written a cut, home's CheckFiles and AdoptPlan."""
 
 
 class Direction(enum.Enum):

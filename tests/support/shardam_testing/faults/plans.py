@@ -161,13 +161,31 @@ class CutAll:
     shard: int
 
 
+@dataclasses.dataclass(frozen=True)
+class MakeCheckpoint:
+    """A process asks home for a checkpoint; the plan goes on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreLatest:
+    """A process asks home to restore the latest checkpoint; the plan goes on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MoveToShards:
+    """A process asks home to move the state to another number of shards; the plan goes on."""
+
+    num_shards: int
+
+
 ShardAction = KillShard | StopShard
+JobAction = MakeCheckpoint | RestoreLatest | MoveToShards
 WorkerAction = KillWorker | StartWorker | StopWorker
 MemberAction = KillMember | StopMember
 RedisAction = KillRedis | StopRedis | FlushRedis
 AdminAction = KillAdmin | StopAdmin
 NetworkAction = Network | CutAll
-Action = ShardAction | KillInPhase | WorkerAction | MemberAction | AdminAction | RedisAction | NetworkAction
+Action = ShardAction | KillInPhase | WorkerAction | MemberAction | AdminAction | RedisAction | NetworkAction | JobAction
 
 
 @dataclasses.dataclass(frozen=True)

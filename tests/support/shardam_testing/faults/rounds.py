@@ -12,6 +12,7 @@ import signal
 import time
 from pathlib import Path
 
+from shardam_testing.faults.checkpoint_verification import compare_checkpoints
 from shardam_testing.faults.cluster import READY_TIMEOUT_S, FaultCluster, running_fault_cluster
 from shardam_testing.faults.comparison import RUN_FIELDS, differences
 from shardam_testing.faults.fault_free import expected_rows
@@ -29,6 +30,7 @@ from shardam_testing.faults.plans import (
     KillWorker,
     Network,
     Planned,
+    RestoreLatest,
     StartWorker,
     StopAdmin,
     StopRedis,
@@ -69,6 +71,8 @@ class Round:
         with_admin: an admin API runs, too.
         flags: of the shards.
         plan: the faults.
+        most_shards: to which the state may be moved; 0: it stays where it is.
+        has_checkpoints: checkpoints are made, and compared in the end.
     """
 
     name: str
@@ -78,6 +82,8 @@ class Round:
     with_admin: bool
     flags: dict[str, str]
     plan: tuple[Planned, ...]
+    most_shards: int = 0
+    has_checkpoints: bool = False
 
 
 @dataclasses.dataclass
@@ -177,7 +183,12 @@ def run_round(planned: Round, folder: Path) -> RoundResult:
     start, result = time.monotonic(), RoundResult()
     try:
         with running_fault_cluster(
-            folder, planned.num_shards, with_admin=planned.with_admin, reads_messages=False, **planned.flags
+            folder,
+            planned.num_shards,
+            most_shards=planned.most_shards,
+            with_admin=planned.with_admin,
+            reads_messages=False,
+            **planned.flags,
         ) as cluster:
             for seed in planned.seeds:
                 cluster.workers.start(seed, MANY, in_flight=planned.in_flight, pace_s=PACE_S)
@@ -185,9 +196,14 @@ def run_round(planned: Round, folder: Path) -> RoundResult:
             with playing(cluster, planned.plan) as injector:
                 injector.finish()
                 injector.wait_armed(ARMED_TIMEOUT_S)
+                injector.wait_jobs()
                 _end_workers(cluster, planned, result)
                 result.fired = injector.counts()
             _compare(cluster, result)
+            if planned.has_checkpoints:
+                compared = compare_checkpoints(cluster)
+                result.num_comparisons += compared.num_comparisons
+                result.mismatches += compared.mismatches
             if cluster.admin is not None:
                 wait_for("the admin API to be ready", cluster.admin.is_ready, READY_TIMEOUT_S)
     except AssertionError as error:
@@ -199,17 +215,19 @@ def run_round(planned: Round, folder: Path) -> RoundResult:
 def _end_workers(cluster: FaultCluster, planned: Round, result: RoundResult) -> None:
     stops = [fault.action for fault in planned.plan if isinstance(fault.action, StopWorker)]
     slept = {f"worker {stop.index}" for stop in stops if stop.seconds >= SLEEP_S}
+    restores = any(isinstance(fault.action, RestoreLatest) for fault in planned.plan)
     for worker in cluster.workers.started:
         worker.end()
     for worker in cluster.workers.started:
         cluster.wait_end(worker, END_TIMEOUT_S)
         result.num_changes += worker.noted.acknowledged
+        worker.replaced = restores and (worker.killed or worker.noted.error.get("error") == "ClusterRestored")
         result.mismatches += _unexpected_end(worker, may_be_closed=worker.name in slept)
 
 
 def _unexpected_end(worker: Worker, *, may_be_closed: bool) -> list[str]:
     noted = worker.noted
-    if worker.killed or noted.done or (may_be_closed and noted.error.get("error") == "ClientClosed"):
+    if worker.replaced or worker.killed or noted.done or (may_be_closed and noted.error.get("error") == "ClientClosed"):
         return []
     status = worker.process.returncode
     if status == -signal.SIGTERM and not worker.progress.exists():

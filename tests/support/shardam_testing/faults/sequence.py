@@ -32,6 +32,12 @@ MAX_ROWS = 40
 LARGE_EVERY = 24
 """One push in so many is large, if any is."""
 
+NEW_EVERY = 4
+"""One push in so many is of new ids, if any is."""
+
+FIRST_NEW_ID = 2**40
+"""Ids from here on are named once: drawn from so many, none comes twice."""
+
 OPTIONS = (
     AdamOptions(lr=0.05),
     AdamOptions(lr=0.02, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.01),
@@ -81,19 +87,24 @@ class Delete:
 Change = Push | Assign | Delete
 
 
-def make_change(seed: int, number: int, *, large_rows: int = 0) -> Change:
+def make_change(seed: int, number: int, *, large_rows: int = 0, new_rows: int = 0) -> Change:
     """Returns a worker's change of a number.
 
     Args:
         seed: of the worker.
         number: from 1.
         large_rows: rows of each LARGE_EVERY-th push, most of them different, so that it is sent in chunks; 0: none is large.
+        new_rows: rows of each NEW_EVERY-th push, of ids that no other change names; 0: no push is of these.
     """
     rng = np.random.default_rng([seed, number])
     if large_rows and number % LARGE_EVERY == 0:
         ids = rng.integers(0, 2 * large_rows, large_rows)
         gradients = rng.standard_normal((large_rows, TABLES[-1].dim)).astype(np.float32)
         return Push((TablePush(TABLES[-1], ids, gradients, OPTIONS[0], 1.0),))
+    if new_rows and number % NEW_EVERY == 0:
+        ids = rng.integers(FIRST_NEW_ID, 2**63, new_rows)
+        gradients = rng.standard_normal((new_rows, TABLES[0].dim)).astype(np.float32)
+        return Push((TablePush(TABLES[0], ids, gradients, OPTIONS[1], 1.0),))
     kind = rng.random()
     spec = TABLES[rng.integers(len(TABLES))]
     if kind < 0.04:

@@ -47,17 +47,20 @@ class Trainer:
         cluster: a client.
         seed: of the sequence.
         large_rows: as make_change.
+        new_rows: as make_change.
     """
 
-    def __init__(self, cluster: shardam.Cluster, seed: int, large_rows: int) -> None:
+    def __init__(self, cluster: shardam.Cluster, seed: int, large_rows: int, new_rows: int) -> None:
         self._cluster = cluster
         self._seed = seed
         self._large_rows = large_rows
+        self._new_rows = new_rows
         self._tables: Mapping[str, shardam.Table] = {table.name: table for table in cluster.create_tables(list(TABLES))}
 
     def make(self, number: int, *, wait: bool) -> bool:
         """Makes a change; returns whether it, and so all before it, has been answered."""
-        return self._apply(make_change(self._seed, number, large_rows=self._large_rows), wait=wait)
+        change = make_change(self._seed, number, large_rows=self._large_rows, new_rows=self._new_rows)
+        return self._apply(change, wait=wait)
 
     def _apply(self, change: Change, *, wait: bool) -> bool:
         match change:
@@ -97,19 +100,19 @@ class Trainer:
 
 
 def train(cluster: shardam.Cluster, arguments: argparse.Namespace, progress: Progress, stop: threading.Event) -> int:
-    """Makes the changes of the sequence, all or until it is told to stop; returns how many."""
-    trainer = Trainer(cluster, arguments.seed, arguments.large_rows)
+    """Makes the changes of the sequence, all that are left or until it is told to stop; returns how many."""
+    trainer = Trainer(cluster, arguments.seed, arguments.large_rows, arguments.new_rows)
     number = 0
     while number < arguments.count and not stop.is_set():
         number += 1
         progress.note(sent=number)
-        wait = number % arguments.in_flight == 0
-        if trainer.make(number, wait=wait):
+        wait, place = number % arguments.in_flight == 0, arguments.skip + number
+        if trainer.make(place, wait=wait):
             progress.note(acknowledged=number)
         if number % arguments.pull_every == 0:
-            digest = trainer.pull(number)
+            digest = trainer.pull(place)
             progress.note(acknowledged=number)
-            progress.note(pulled=digest, at=number)
+            progress.note(pulled=digest, at=place)
         stop.wait(arguments.pace_s)
     trainer.wait()
     progress.note(acknowledged=number)
@@ -128,6 +131,8 @@ def main() -> int:
     parser.add_argument("--pull-every", type=int, default=10)
     parser.add_argument("--pace-s", type=float, default=0.0)
     parser.add_argument("--large-rows", type=int, default=0)
+    parser.add_argument("--new-rows", type=int, default=0)
+    parser.add_argument("--skip", type=int, default=0, help="changes of the sequence that were made before this worker")
     parser.add_argument("--shard-timeout-s", type=float, default=120.0)
     arguments = parser.parse_args()
     progress, stop = Progress(arguments.progress), threading.Event()

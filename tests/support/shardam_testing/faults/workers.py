@@ -130,7 +130,13 @@ class WorkerProcess:
 
 @dataclasses.dataclass
 class Worker(WorkerProcess):
-    """A worker without a group."""
+    """A worker without a group.
+
+    Attributes:
+        replaced: a restore has replaced the state that it trained; its numbers are in no book any more.
+    """
+
+    replaced: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shardam_proto.errors import StaleState
+from shardam_proto.errors import ShardNotReady, StaleState
 from shardam_server.shard.holding import Holding, Mark
 
 A, B = b"a" * 16, b"b" * 16
@@ -137,5 +137,35 @@ def test_what_a_held_change_raises_is_raised_by_its_future() -> None:
         holding.release(7)
         with pytest.raises(ValueError, match="refused"):
             await change
+
+    on_loop(test)
+
+
+def test_what_a_final_hold_keeps_back_is_refused_when_the_process_ends_and_so_is_what_comes_later() -> None:
+    async def test(holding: Holding, applied: Applied) -> None:
+        holding.hold(7, 60.0, when_expired=lambda hold_id: None)
+        assert holding.is_final
+        held = [applied.run("a1", Mark(A, 1), 10), applied.run("open")]
+        holding.refuse(ShardNotReady("its rows have moved"))
+        assert holding.held_bytes == 0
+        for change in (*held, applied.run("a2", Mark(A, 2))):
+            with pytest.raises(ShardNotReady, match="its rows have moved"):
+                await change
+        holding.release(7)
+        with pytest.raises(ShardNotReady):
+            await applied.run("a3", Mark(A, 3))
+        assert applied.names == []
+
+    on_loop(test)
+
+
+def test_a_hold_that_is_not_final_says_so_and_its_end_is_the_end_of_a_final_one() -> None:
+    async def test(holding: Holding, applied: Applied) -> None:
+        holding.hold(7, 60.0)
+        assert not holding.is_final
+        holding.hold(8, 60.0, when_expired=lambda hold_id: None)
+        assert holding.is_final
+        holding.release(8)
+        assert not holding.is_final
 
     on_loop(test)
