@@ -13,16 +13,15 @@ from types import TracebackType
 from typing import Self
 
 from shardam._arrays import check_flag
-from shardam._calls import ShardCall
 from shardam._discovery import open_session
 from shardam._endings import copy_of
 from shardam._forks import FORKS
-from shardam._link import ShardLink
-from shardam._listing import listed, table_info, table_stats, unknown_table
+from shardam._listing import listed_by_home, table_info, table_stats, unknown_table
 from shardam._open_clusters import OpenClusters
 from shardam._parts import TableStepGradient
 from shardam._pusher import Pusher
-from shardam._session import Session, SessionOptions
+from shardam._session import Session
+from shardam._session_options import SessionOptions
 from shardam._steps import StepKind, refused_step, step_change, table_step_after
 from shardam._table_files import ImportReport, import_table
 from shardam._values import PushResult, TableInfo, TableStats
@@ -185,7 +184,7 @@ class Cluster:
 
     def tables(self) -> list[TableInfo]:
         """Returns all tables, by name."""
-        return [table_info(table) for table in listed(self._session, self._home)]
+        return [table_info(table) for table in listed_by_home(self._ready_session)]
 
     def table(self, name: str) -> Table:
         """Returns a table.
@@ -196,7 +195,7 @@ class Cluster:
         if not isinstance(name, str):
             raise BadOption(f"a table is named by a string, got {name!r}")
         try:
-            info = next(listed(self._session, self._home, [name]))
+            (info,) = listed_by_home(self._ready_session, [name])
         except UnknownTable:
             raise unknown_table(self._session, self.name, name) from None
         return Table(self, table_info(info))
@@ -225,7 +224,7 @@ class Cluster:
         if not specs:
             return []
         request = table_pb2.CreateTablesRequest(specs=[spec.to_proto() for spec in specs], table_seeds=seeds)
-        answer = self._session.answer(ShardCall(self._home, lambda link: link.tables.CreateTables, request))
+        answer = self._ready_session.ask_home(lambda link: link.tables.CreateTables, request)
         return [Table(self, table_info(table)) for table in answer.tables]
 
     def import_table(
@@ -253,9 +252,10 @@ class Cluster:
         return import_table(self, path, table, overwrite=overwrite, weights_only=weights_only)
 
     @property
-    def _home(self) -> ShardLink:
-        self._session.check()
-        return self._session.links[0]
+    def _ready_session(self) -> Session:
+        session = self._session
+        session.check()
+        return session
 
     def _table_stats(self, info: TableInfo) -> TableStats:
         return table_stats(self._ready_to_read(), info)

@@ -17,7 +17,7 @@ from typing import IO
 
 from shardam._discovery import open_session
 from shardam._forks import FORKS
-from shardam._session import SessionOptions
+from shardam._session_options import SessionOptions
 from shardam.cluster import Cluster
 from shardam_proto.errors import BadOption, ShardNotReady
 

@@ -15,9 +15,10 @@ import numpy as np
 from shardam._backoff import Deadline
 from shardam._endings import ends_client
 from shardam._group import GroupOptions
-from shardam._session import Session, SessionOptions
+from shardam._session import Session
+from shardam._session_options import SessionOptions
 from shardam._values import TableInfo
-from shardam_proto.errors import ClientClosed, SequenceError, ShardamError, StaleState
+from shardam_proto.errors import ClientClosed, SequenceError, ShardamError, ShardNotReady, StaleState
 from shardam_proto.limits import SERVER_OPTIONS
 from shardam_proto.registry import ClusterEntry, ClusterView, Keys, ShardEntry, connect_redis
 from shardam_proto.routing import RouteMap
@@ -78,6 +79,9 @@ class ScriptedShard:
         closed: (number, how it ended: "push", "assign", "delete", "clear", "skip" or "void", tables).
         num_chunks: chunks that arrived.
         rows_of: gradients of the last push under each number.
+        applied: ids of each push that was applied, by number.
+        held_after: changes above this number wait for the move to other shards; None: nothing is held.
+        seeded_last: last number in the checkpoint that it began with; whatever comes under one of these is a repeat.
         group: home and the other ranks, where the client is in a group.
         staged: the client's part of a step that is not decided.
     """
@@ -86,6 +90,7 @@ class ScriptedShard:
     incarnation: int = 11
     lineage: int = 21
     timeline: int = 1
+    epoch: int = 1
     client_id: bytes = b""
     last: int = 0
     client_lease_s: float = 30.0
@@ -112,6 +117,9 @@ class ScriptedShard:
     headers: list[common_pb2.RequestHeader] = dataclasses.field(default_factory=list)
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     address: str = ""
+    applied: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    held_after: int | None = None
+    seeded_last: int = 0
     group: ScriptedGroup | None = None
     staged: StagedPart | None = None
     server: grpc.Server | None = None
@@ -162,7 +170,12 @@ class ScriptedShard:
     def header(self) -> common_pb2.ResponseHeader:
         taken = self.last if self.staged is None else self.staged.number
         return common_pb2.ResponseHeader(
-            shard=self.index, incarnation=self.incarnation, lineage=self.lineage, timeline=self.timeline, last_number=taken
+            shard=self.index,
+            incarnation=self.incarnation,
+            lineage=self.lineage,
+            timeline=self.timeline,
+            epoch=self.epoch,
+            last_number=taken,
         )
 
     def require_group(self) -> ScriptedGroup:
@@ -182,6 +195,9 @@ class ScriptedShard:
             number = request.header.number
             if number > self.last + 1:
                 raise StaleState(f"{number} after {self.last}", reason="SEQUENCE_GAP", metadata={"last": str(self.last)})
+            if number <= self.seeded_last:
+                self.num_repeats += 1
+                return True, fault
             if number <= self.last:
                 if number not in self.outcomes:
                     raise SequenceError(f"{number} is too old", reason="SEQUENCE_EXPIRED")
@@ -191,6 +207,8 @@ class ScriptedShard:
                 return True, fault
             self.last = number
             self.outcomes[number] = content
+            if method == "push":
+                self.applied[number] = np.frombuffer(row_ids, "<i8").tolist()
             self.outcomes.pop(number - WINDOW, None)
             self.closed.append((number, *ending))
             return False, fault
@@ -204,6 +222,11 @@ class ScriptedShard:
                 raise StaleState("another life", reason="NEW_INCARNATION")
             if self.is_closed:
                 raise ClientClosed("client has left or was dropped")
+            if header.epoch != self.epoch:
+                raise StaleState("another map", reason="STALE_ROUTE")
+            if self.held_after is not None and header.number > self.held_after:
+                self.fired["held"] += 1
+                raise ShardNotReady("the cluster is resharded", metadata={"resharding": "true"})
             own = self.faults_of.get(header.number)
             queue = own if own else self.faults
             fault = queue.popleft() if queue else None
@@ -288,7 +311,7 @@ class ScriptedShard:
 def view_of(shards: list[ScriptedShard]) -> ClusterView:
     """Returns what Redis would say of the shards now."""
     entries = {shard.index: shard.entry() for shard in shards}
-    return ClusterView(ClusterEntry(CLUSTER_ID, len(shards), seed=0), RouteMap(epoch=1, num_shards=len(shards)), entries)
+    return ClusterView(ClusterEntry(CLUSTER_ID, len(shards), seed=0), RouteMap(shards[0].epoch, len(shards)), entries)
 
 
 @contextlib.contextmanager
