@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from shardam._arrays import check_flag
+from shardam._checkpointing import ClusterCheckpoints
 from shardam._discovery import open_session
 from shardam._endings import copy_of
 from shardam._forks import FORKS
@@ -29,6 +30,7 @@ from shardam.table import Table
 from shardam_proto.errors import (
     BadOption,
     ClientClosed,
+    ClusterRestored,
     MessageTooLarge,
     NonFiniteGradient,
     NotAMember,
@@ -43,7 +45,7 @@ logger = logging.getLogger(__name__)
 TOKEN_VARIABLE = "SHARDAM_TOKEN"
 
 
-class Cluster:
+class Cluster(ClusterCheckpoints):
     """A client of a cluster; made by connect, or a LocalCluster. Thread-safe, and a context manager that closes.
 
     After a fork, in DataLoader workers too, the child connects when it first uses the cluster, as a client of its own, with the
@@ -65,6 +67,7 @@ class Cluster:
         self._open_lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._closed = False
+        self._restores = 0
         FORKS.add_heir(self)
         if isinstance(session, Session):
             self._start(session)
@@ -178,6 +181,20 @@ class Cluster:
                 raise copy_of(session.failure)
             pusher.close()
             session.close()
+            self._start(open_session(self._options))
+
+    def _begin_on_new_timeline(self) -> None:
+        """Goes on as a new client after a restore; what the former one had queued belongs to a state that is gone."""
+        with self._open_lock:
+            if self._closed:
+                raise ClientClosed("this cluster object is closed; connect again")
+            client, self._client = self._client, None
+            self._restores += 1
+            if client is not None:
+                session, pusher = client
+                session.fail(ClusterRestored("the cluster was restored from a checkpoint by this process"))
+                pusher.close()
+                session.close()
             self._start(open_session(self._options))
 
     # -- tables
