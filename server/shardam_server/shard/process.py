@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import grpc.aio
 import prometheus_client
@@ -16,11 +17,11 @@ from grpc_reflection.v1alpha import reflection
 
 from shardam_proto.errors import CheckpointFailed, InvalidArgument, JournalDamaged, ShardamError, VersionMismatch
 from shardam_proto.limits import SERVER_OPTIONS
+from shardam_proto.registry import Plan
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import (
     checkpoint_pb2,
     checkpoint_pb2_grpc,
-    cut_pb2,
     embedding_pb2,
     embedding_pb2_grpc,
     row_pb2,
@@ -36,7 +37,7 @@ from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_lifeline
 from shardam_server.logs import configure_logging
 from shardam_server.settings import ShardSettings
-from shardam_server.shard.checkpoints.assembly import Checkpoints
+from shardam_server.shard.checkpoints.assembly import Checkpoints, ShardParts
 from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.client_liveness import ClientWatch, Silence
 from shardam_server.shard.context import ShardContext
@@ -80,6 +81,8 @@ SERVICES = tuple(
     )
 )
 """Full names of the services a shard offers beside health and reflection."""
+
+FoundT = TypeVar("FoundT")
 
 EXIT_GRACE_S = 5.0
 """After drain_s, the time left to give the name back and to end."""
@@ -161,22 +164,28 @@ class ShardProcess:
             self._registration,
             settings.lease_s,
             lambda found: _call(loop, self._notice_map, found),
+            lambda found: _call(loop, self._checkpoints.adoption.notice, found),
             accepts_loss=settings.truncate_journal,
         )
         self._renewal = Renewal(shard.tenure, self._membership.renew, settings.lease_s, lambda: _wake(loop, self._replaced))
-        self._joining = Joining(shard, settings, self._registration, self._membership, lambda: self._make_state(device))
-        self._lost = LostShard(
-            shard, self._registration, self._membership, self._peers, lambda: self._make_state(device), self._serve
-        )
         directory = PeerDirectory(self._registration.view)
+        parts = ShardParts(shard, settings, self._peers, directory, self._registration, self._membership)
+        self._checkpoints = Checkpoints(parts, self, lambda: self._make_state(device))
+        self._joining = Joining(
+            shard,
+            settings,
+            self._registration,
+            self._membership,
+            lambda: self._make_state(device),
+            self._checkpoints.adoption.adopt,
+        )
+        self._lost = LostShard(
+            shard, self._registration, self._membership, self._peers, lambda: self._make_state(device), self.serve
+        )
         self._groups = HomeGroups(shard, Delivery(shard, self._peers, directory), settings.step_timeout_s)
         self._closing = ClientClosing(shard, self._peers, directory, self._groups)
         self._groups.close_client = self._closing.close
-        self._checkpoints = Checkpoints(shard, settings, self._peers, directory, self._adopt)
         self._client_watch = ClientWatch(shard, self._closing, Silence(settings.client_lease_s))
-
-    async def _adopt(self, request: cut_pb2.AdoptPlanRequest) -> cut_pb2.AdoptPlanResponse:
-        raise AssertionError(request)
 
     def _make_state(self, device: Device) -> ShardState:
         state = ShardState(device, self._settings.max_rows, self._settings.max_clients)
@@ -192,7 +201,8 @@ class ShardProcess:
         with self._listening_http():
             await self._bind()
             work = asyncio.create_task(self._work())
-            ends = [asyncio.create_task(event.wait()) for event in (self._stop, self._replaced, self._half_applied)]
+            events = (self._stop, self._replaced, self._half_applied, self._checkpoints.adoption.failed)
+            ends = [asyncio.create_task(event.wait()) for event in events]
             await asyncio.wait({work, *ends}, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
                 end.cancel()
@@ -202,7 +212,7 @@ class ShardProcess:
             await self._drain()
             if failed:
                 work.result()  # raises why the shard could not start
-            return 1 if self._replaced.is_set() or self._half_applied.is_set() else 0
+            return 1 if any(event.is_set() for event in events[1:]) else 0
 
     async def _work(self) -> None:
         """Joins the cluster and serves, until it is cancelled.
@@ -213,13 +223,14 @@ class ShardProcess:
         shard = self._shard
         await recover(shard, self._settings)
         await self._check_checkpoint_folder()
-        await self._joining.register()
-        shard.tenure.tick()
-        shard.tenure.confirm()
-        self._renewal.start()
-        await self._joining.finish()
-        if shard.serving == shard_pb2.SERVING_STATE_STARTING:
-            await self._serve()
+        async with self._checkpoints.adoption.turn:
+            await self._joining.register()
+            shard.tenure.tick()
+            shard.tenure.confirm()
+            self._renewal.start()
+            await self._joining.finish()
+            if shard.serving == shard_pb2.SERVING_STATE_STARTING and not self._replaced.is_set():
+                await self.serve()
         await shard.kept.keep_bases(shard.sequencer.change)
 
     async def _check_checkpoint_folder(self) -> None:
@@ -237,7 +248,23 @@ class ShardProcess:
                 raise UsageError(error.message) from error
             logger.error("%s; no checkpoint can be made until then", error.message)
 
-    async def _serve(self) -> None:
+    def end_epoch(self, plan: Plan) -> None:
+        """Ends this process: the state moves to other shards."""
+        logger.warning("the state moves to %d shards: this process ends", plan.num_shards)
+        self._replaced.set()
+
+    async def suspend(self) -> None:
+        """Ends what runs beside serving, to begin anew with another state."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._client_watch.stop()
+        await self._groups.stop()
+
+    async def serve(self) -> None:
+        """Serves the state that is there.
+
+        Raises:
+            ShardamError: home could not begin.
+        """
         shard = self._shard
         shard.serving = shard_pb2.SERVING_STATE_SERVING
         await self._groups.start()
@@ -300,6 +327,7 @@ class ShardProcess:
     async def _drain(self) -> None:
         """Refuses new calls, finishes accepted ones, brings the state to disk, gives the name back."""
         shard = self._shard
+        await self._checkpoints.adoption.stop()
         registered = self._membership.registered and not shard.tenure.fenced
         shard.serving = shard_pb2.SERVING_STATE_DRAINING
         shard.holding.release(shard.holding.hold_id)
@@ -358,7 +386,7 @@ class ShardProcess:
         )
 
 
-def _call(loop: asyncio.AbstractEventLoop, action: Callable[[RouteMap], None], found: RouteMap) -> None:
+def _call(loop: asyncio.AbstractEventLoop, action: Callable[[FoundT], None], found: FoundT) -> None:
     """Has a loop do something from another thread."""
     loop.call_soon_threadsafe(action, found)
 

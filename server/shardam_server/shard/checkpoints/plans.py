@@ -11,7 +11,8 @@ from shardam_proto.registry import ClusterEntry, Plan
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.checkpoints.manifest import Manifest
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.registration import PlanAnswer, PlanEntry, Registration
+from shardam_server.shard.registration import Registration
+from shardam_server.shard.shared_entries import PlanAnswer, PlanEntry
 
 PLAN_ID_BYTES = 8
 """Random bytes that tell one plan from another."""
@@ -36,7 +37,8 @@ def schemas(manifest: Manifest, plan: Plan) -> list[common_pb2.TableInfo]:
 async def commit(shard: ShardContext, registration: Registration, plan: Plan, tables: Sequence[common_pb2.TableInfo]) -> None:
     """Decides a plan, in one step: from then on Redis has it, its cluster, its map and its tables, and no lineage.
 
-    May be repeated with the same plan. Where it raises RedisUnreachable it may have been decided all the same: `is_decided` says.
+    May be repeated with the same plan. Where it raises RedisUnreachable it may have been decided all the same; `is_decided`
+    says.
 
     Args:
         shard: home.
@@ -45,7 +47,8 @@ async def commit(shard: ShardContext, registration: Registration, plan: Plan, ta
         tables: schemas of all tables from then on.
 
     Raises:
-        ShardNotReady: home has lost its name, or Redis what it knew of the cluster, or there is another plan; nothing is decided.
+        ShardNotReady: home has lost its name, or Redis what it knew of the cluster, or there is another plan; nothing is
+            decided.
         WrongCluster: Redis knows another cluster by this name.
         RedisUnreachable: Redis does not answer.
     """
@@ -58,8 +61,8 @@ async def commit(shard: ShardContext, registration: Registration, plan: Plan, ta
         raise WrongCluster(f"Redis knows another cluster as {registration.keys.cluster!r} now; nothing was changed")
     if answer is not PlanAnswer.DONE:
         raise ShardNotReady(
-            f"the state was not replaced, because of what Redis says ({answer.value}): another process may be home, or Redis was "
-            "emptied; try again"
+            f"the state was not replaced, because of what Redis says ({answer.value}): another process may be home, or Redis "
+            "was emptied; try again"
         )
 
 
