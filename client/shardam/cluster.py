@@ -8,11 +8,9 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from shardam._arrays import check_flag
 from shardam._checkpointing import ClusterCheckpoints
 from shardam._discovery import open_session
 from shardam._endings import copy_of
@@ -24,7 +22,7 @@ from shardam._pusher import Pusher
 from shardam._session import Session
 from shardam._session_options import SessionOptions
 from shardam._steps import StepKind, refused_step, step_change, table_step_after
-from shardam._table_files import ImportReport, import_table
+from shardam._table_files import ClusterTableFiles
 from shardam._values import PushResult, TableInfo, TableStats
 from shardam.table import Table
 from shardam_proto.errors import (
@@ -45,7 +43,7 @@ logger = logging.getLogger(__name__)
 TOKEN_VARIABLE = "SHARDAM_TOKEN"
 
 
-class Cluster(ClusterCheckpoints):
+class Cluster(ClusterCheckpoints, ClusterTableFiles):
     """A client of a cluster; made by connect, or a LocalCluster. Thread-safe, and a context manager that closes.
 
     After a fork, in DataLoader workers too, the child connects when it first uses the cluster, as a client of its own, with the
@@ -83,7 +81,8 @@ class Cluster(ClusterCheckpoints):
         if client is not None:
             return client
         with self._open_lock:
-            self._check_open()
+            if self._closed:
+                raise ClientClosed("this cluster object is closed; connect again")
             return self._client or self._start(open_session(self._options))
 
     @property
@@ -104,10 +103,6 @@ class Cluster(ClusterCheckpoints):
         self._options = dataclasses.replace(self._options, group=None)
         self._open_lock, self._close_lock = threading.Lock(), threading.Lock()
         return parents
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClientClosed("this cluster object is closed; connect again")
 
     @property
     def _is_closed(self) -> bool:
@@ -174,7 +169,8 @@ class Cluster(ClusterCheckpoints):
             raise BadOption("this client is in no group, so there is none to rejoin; connect with mode='sync' or 'bounded:N'")
         session, pusher = self._opened()
         with self._open_lock:
-            self._check_open()
+            if self._closed:
+                raise ClientClosed("this cluster object is closed; connect again")
             if self._client is not None and self._client[0] is not session:
                 return  # another thread has rejoined meanwhile
             if session.failure is None:
@@ -188,7 +184,8 @@ class Cluster(ClusterCheckpoints):
     def _begin_on_new_timeline(self) -> None:
         """Goes on as a new client after a restore; what the former one had queued belongs to a state that is gone."""
         with self._open_lock:
-            self._check_open()
+            if self._closed:
+                raise ClientClosed("this cluster object is closed; connect again")
             client, self._client = self._client, None
             self._restores += 1
             if client is not None:
@@ -244,30 +241,6 @@ class Cluster(ClusterCheckpoints):
         request = table_pb2.CreateTablesRequest(specs=[spec.to_proto() for spec in specs], table_seeds=seeds)
         answer = self._ready_session.ask_home(lambda link: link.tables.CreateTables, request)
         return [Table(self, table_info(table)) for table in answer.tables]
-
-    def import_table(
-        self, path: str | Path, table: str | None = None, *, overwrite: bool = False, weights_only: bool = False
-    ) -> ImportReport:
-        """Fills a table from a file that Table.export wrote; it is created with the file's schema if it does not exist.
-
-        The whole file is checked before anything is written. An import that breaks off leaves a part of the rows; it can be
-        repeated with overwrite. The table must not be trained meanwhile: a step in between is noticed, and refused.
-
-        Args:
-            path: ends in .safetensors or .npz.
-            table: its name here; None: the name that it had.
-            overwrite: a table with rows or steps becomes what the file says; rows that are not in it are deleted.
-            weights_only: moments and the rows' steps are zero, and the table's step stays.
-
-        Raises:
-            BadOption, VersionMismatch, CheckpointDamaged, WrongShape, NonFiniteState, IdOutOfRange: the file, with the reason.
-            SchemaMismatch: the table exists with another schema; the message shows both values of what differs.
-            CheckpointMismatch: the table has rows or steps and overwrite is False, or has another step than the file and
-                weights_only is False.
-        """
-        check_flag(overwrite, "import_table: overwrite")
-        check_flag(weights_only, "import_table: weights_only")
-        return import_table(self, path, table, overwrite=overwrite, weights_only=weights_only)
 
     @property
     def _ready_session(self) -> Session:
