@@ -124,11 +124,10 @@ class WriteCut:
             self._cut.close()
 
     def discard(self) -> None:
-        """Removes what was written, unless the checkpoint has become whole: tasks are given up when a home process begins, too.
-
-        What cannot be removed is left to who deletes the checkpoint's folder.
+        """Removes what was written, unless the checkpoint is complete meanwhile: home may have died right after that, and the
+        next one gives up all that it does not know. What cannot be removed is left to who deletes the checkpoint's folder.
         """
-        if any((path.parent / MANIFEST).exists() for path in self._moved[:1]):
+        if any((path.parent / MANIFEST).exists() for path in self._moved):
             return
         for path in self._moved:
             with contextlib.suppress(OSError):
