@@ -44,9 +44,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 
 def job(
-    state: job_pb2.JobState.ValueType, kind: job_pb2.JobKind.ValueType = job_pb2.JOB_KIND_CREATE, **values: str
+    state: job_pb2.JobState.ValueType,
+    kind: job_pb2.JobKind.ValueType = job_pb2.JOB_KIND_CREATE,
+    *,
+    phase: str = "",
+    problem: str = "",
+    reason: str = "",
 ) -> job_pb2.Job:
-    return job_pb2.Job(id="j1", kind=kind, state=state, checkpoint="c1", **values)
+    return job_pb2.Job(id="j1", kind=kind, state=state, checkpoint="c1", phase=phase, problem=problem, reason=reason)
 
 
 def test_a_checkpoint_is_asked_for_again_until_the_state_is_cut_and_then_waited_for(
