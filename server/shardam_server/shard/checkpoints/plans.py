@@ -37,8 +37,8 @@ def schemas(manifest: Manifest, plan: Plan) -> list[common_pb2.TableInfo]:
 async def commit(shard: ShardContext, registration: Registration, plan: Plan, tables: Sequence[common_pb2.TableInfo]) -> None:
     """Decides a plan, in one step: from then on Redis has it, its cluster, its map and its tables, and no lineage.
 
-    May be repeated with the same plan. Where it raises RedisUnreachable it may have been decided all the same; `is_decided`
-    says.
+    May be repeated with the same plan. Where it raises RedisUnreachable it may have been decided all the same:
+    `is_decided` says.
 
     Args:
         shard: home.
