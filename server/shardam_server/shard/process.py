@@ -302,9 +302,10 @@ class ShardProcess:
     async def _drain(self) -> None:
         """Refuses new calls, finishes accepted ones, brings the state to disk, gives the name back."""
         shard = self._shard
+        await self._checkpoints.adoption.stop()  # or it would have the shard serve again
         registered = self._membership.registered and not shard.tenure.fenced
         shard.serving = shard_pb2.SERVING_STATE_DRAINING
-        shard.holding.release(shard.holding.hold_id)
+        shard.holding.end()
         shard.streams.drain()
         logger.info("drains: no new calls, %d changes to finish", shard.sequencer.queue_depth)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)

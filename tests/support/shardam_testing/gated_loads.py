@@ -9,7 +9,7 @@ from unittest import mock
 
 from shardam_proto.registry import Plan
 from shardam_server.__main__ import main
-from shardam_server.shard.checkpoints import loading
+from shardam_server.shard.checkpoints import assembly, loading
 from shardam_server.shard.checkpoints.manifest import Manifest
 from shardam_server.shard.checkpoints.tasks import Progress
 from shardam_server.shard.state import ShardState
@@ -39,5 +39,5 @@ def _load_behind_gate(
 
 
 if __name__ == "__main__":
-    with mock.patch.object(loading, "load", _load_behind_gate):
+    with mock.patch.object(assembly, "load", _load_behind_gate):
         sys.exit(main(sys.argv[1:]))
