@@ -190,7 +190,6 @@ class ShardProcess:
             make_state,
         )
         self._serving.when_serving = self._checkpoints.start
-        self._serving.when_moved = self._checkpoints.leaving.begin
         adopt = self._checkpoints.adoption.adopt
         self._joining = Joining(shard, settings, self._registration, self._membership, make_state, adopt)
         self._lost = LostShard(shard, self._registration, self._membership, self._peers, make_state, self._serving.serve)

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 
 from grpc_health.v1 import health_pb2
 
-from shardam_proto.registry import Plan
 from shardam_proto.v1 import shard_pb2
 from shardam_server.shard.client_liveness import ClientWatch
 from shardam_server.shard.context import ShardContext
@@ -27,7 +26,6 @@ class Serving:
 
     Attributes:
         when_serving: called each time that the shard begins to serve.
-        when_moved: called with a plan that moves the state to other shards.
     """
 
     def __init__(
@@ -38,7 +36,6 @@ class Serving:
         set_health: Callable[[int], Awaitable[None]],
     ) -> None:
         self.when_serving: Callable[[], None] = lambda: None
-        self.when_moved: Callable[[Plan], None] = lambda plan: None
         self._shard = shard
         self._groups = groups
         self._client_watch = client_watch
@@ -57,10 +54,6 @@ class Serving:
         self.when_serving()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         logger.info("serves at %s on device %s", shard.address, shard.device.name)
-
-    def end_epoch(self, plan: Plan) -> None:
-        """Has the process end: a plan moves the state to other shards."""
-        self.when_moved(plan)
 
     async def suspend(self) -> None:
         """Ends what runs beside serving; may be called without `serve`. The caller has set the state that the shard is in."""

@@ -75,7 +75,7 @@ class Checkpoints:
         root = settings.checkpoint_root
         self._catalogue = None if root is None else Catalogue(root, settings.cluster)
         self.leaving = Leaving(shard, settings)
-        self.adoption = Adoption(shard, registration, membership, life, make_state, self._load)
+        self.adoption = Adoption(shard, registration, membership, life, make_state, self._load, self.leaving.begin)
         self._final_holds = FinalHolds(shard.identity, shard.holding, registration.end_move, self.adoption.notice)
         spare_bytes = JournalOptions.from_settings(settings).spare_bytes
         self.cuts = Cuts(shard, self._catalogue, spare_bytes, self._final_holds.final_hold_expired, self._adopt)
