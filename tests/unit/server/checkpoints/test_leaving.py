@@ -38,8 +38,8 @@ class Stage:
             {"index": index, "shards": 3, "redis": "redis://127.0.0.1:1/0", "cluster": "prod"}
         )
         self.leaving = Leaving(cast("Any", self), settings)
-        others = [cast("Any", None)] * 5  # parts that a process that ends does not come to
-        self.adoption = Adoption(cast("Any", self), *others, self.leaving.begin)
+        unused = cast("Any", None)  # a process that ends does not come to these parts
+        self.adoption = Adoption(cast("Any", self), unused, unused, unused, unused, unused, self.leaving.begin)
 
     def change(self) -> asyncio.Future[str]:
         def start() -> asyncio.Future[str]:
