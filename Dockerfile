@@ -28,9 +28,9 @@ WORKDIR /opt/shardam
 COPY constraints.txt requirements-server.txt ./
 RUN pip install --no-cache-dir -c constraints.txt -r requirements-server.txt \
   && useradd --create-home --uid 10001 --shell /usr/sbin/nologin shardam \
-  && install --directory --owner=10001 --group=10001 --mode=0700 /var/lib/shardam
-# For a volume and SHARDAM_DATA_DIR; a new volume that is mounted there takes over owner and mode. Declared as none, because
-# the admin API and workers keep nothing and would each get a volume without a name.
+  && install --directory --owner=10001 --group=10001 --mode=0700 /var/lib/shardam /var/lib/shardam-checkpoints
+# For volumes, SHARDAM_DATA_DIR and SHARDAM_CHECKPOINT_DIR; a new volume that is mounted there takes over owner and mode.
+# Declared as none, because the admin API and workers keep nothing and would each get a volume without a name.
 EXPOSE 7070 8080
 # Ready, not only live: what depends on this container may then call it. A start waits for Redis and for the other shards.
 HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 \

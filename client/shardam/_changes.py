@@ -92,6 +92,11 @@ class AnyChange(Protocol):
         ...
 
     @property
+    def is_decided(self) -> bool:
+        """True: it has ended on a shard, or its step has; whatever becomes of the shards, its number is closed on all."""
+        ...
+
+    @property
     def waits_for_members(self) -> bool:
         """True: no shard has anything to do for it before other members of the group have arrived."""
         ...
@@ -174,6 +179,11 @@ class Change(Generic[PartT, AnswerT]):
     def settled(self) -> bool:
         """True: its number is closed on every shard."""
         return self.over is not None or len(self.answers) + len(self.closed) == len(self.parts)
+
+    @property
+    def is_decided(self) -> bool:
+        """True: a shard has applied it, or closed its number."""
+        return bool(self.answers or self.closed)
 
     @property
     def waits_for_members(self) -> bool:

@@ -37,6 +37,10 @@ class ClusterCheckpoints(abc.ABC):
         """The open client."""
 
     @abc.abstractmethod
+    def _check_open(self) -> None:
+        """Raises if this object was closed."""
+
+    @abc.abstractmethod
     def _synchronize(self) -> None:
         """Waits until every queued push has been applied."""
 
@@ -143,6 +147,7 @@ class ClusterCheckpoints(abc.ABC):
                 accept_arithmetic_change=accept_arithmetic_change,
             ),
         )
+        self._check_open()
         with HomeCalls(self._options) as home:
             job = begin(lambda: home.answer(lambda link: link.checkpoints.RestoreCheckpoint, request).job)
         report = CheckpointJob(self._options, job).wait().report

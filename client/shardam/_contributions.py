@@ -72,6 +72,11 @@ class Contribution:
         return self.over or (self.result is not None and all(self.is_over(shard) for shard in range(len(self.parts))))
 
     @property
+    def is_decided(self) -> bool:
+        """True: its step has ended with it, or a shard has closed its number."""
+        return bool(self.closed) or (self.result is not None and not self._came_too_late)
+
+    @property
     def waits_for_members(self) -> bool:
         """True: home has been told, or is told now, and decides when every member has arrived."""
         return self.result is None and self._all_answered
@@ -208,6 +213,11 @@ class EmptyStep:
     def settled(self) -> bool:
         """True: its number is closed on every shard."""
         return len(self.closed) == self.route_map.num_shards
+
+    @property
+    def is_decided(self) -> bool:
+        """True: a shard has closed its number."""
+        return bool(self.closed)
 
     @property
     def waits_for_members(self) -> bool:

@@ -249,6 +249,8 @@ class Lane:
         self._forget_tries(waiting)
         if change.take(self._link.index, response):
             self._link.acknowledged = max(self._link.acknowledged, change.number)
+        if change.is_decided:
+            self._link.closed = max(self._link.closed, change.number)
         self._backoff, self._last_problem = Backoff(), None
         self._moved_at = time.monotonic()
         self._go_on_after(waiting)

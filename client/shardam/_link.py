@@ -68,6 +68,7 @@ class ShardLink:
         lineage: lineage of its state then.
         timeline: timeline of its state then.
         acknowledged: last number of this client that the shard has answered or closed.
+        closed: last one whose end it has told, or the end of whose step: a part that is staged is not closed.
         lock: held while the link is opened again.
     """
 
@@ -79,6 +80,7 @@ class ShardLink:
         self.lineage = 0
         self.timeline = 0
         self.acknowledged = 0
+        self.closed = 0
         self.lock = threading.Lock()
         self._token = token
         self._registered = entry.incarnation
@@ -143,12 +145,12 @@ class ShardLink:
         started = time.monotonic()
         try:
             answer = call(method(self), request, timeout_s=timeout_s, token=self._token, peer=self.peer)
-        except ValueError as error:  # gRPC's complaint about a closed channel: another thread has replaced it
-            raise ShardUnreachable(f"{self.peer}: {error}", metadata={"peer": self.peer}) from error
-        except ShardUnreachable as error:
-            if time.monotonic() - started >= timeout_s:
+        except ShardamError as error:  # some are ValueErrors, too
+            if isinstance(error, ShardUnreachable) and time.monotonic() - started >= timeout_s:
                 self._replace_if_silent(way, started, error)
             raise
+        except ValueError as error:  # gRPC's complaint about a closed channel: another thread has replaced it
+            raise ShardUnreachable(f"{self.peer}: {error}", metadata={"peer": self.peer}) from error
         way.heard_at = time.monotonic()
         return answer
 

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from shardam._link import ShardLink
 from shardam._shards import Shards, open_client
 from shardam_proto.errors import ClusterRestored, ShardamError, ShardNotReady
+from shardam_proto.limits import PROTOCOL_VERSION
 from shardam_proto.registry import ClusterView
 from shardam_proto.routing import RouteMap
+from shardam_proto.v1 import checkpoint_pb2, common_pb2, job_pb2
 
 if TYPE_CHECKING:
     from shardam._session import Session
@@ -24,6 +26,12 @@ logger = logging.getLogger(__name__)
 
 RESHARD_TIMEOUTS = 10
 """A move may take so many times shard_timeout_s: it writes and reads all rows, where other calls wait for one answer."""
+
+ASK_S = 1.0
+"""Home is asked this often whether it moves the cluster, and has so long to answer: it is asked only where a shard has been
+silent for far longer."""
+
+_GOES_ON = frozenset({job_pb2.JOB_STATE_WAITING, job_pb2.JOB_STATE_RUNNING})
 
 RESHARDING = "resharding"
 """Metadata key of what a shard answers while the cluster is moved to other shards."""
@@ -42,7 +50,7 @@ class Moving:
     def __init__(self, shard_timeout_s: float) -> None:
         self.seen_at = 0.0
         self._timeout_s = shard_timeout_s
-        self._since = self._last = -float("inf")
+        self._since = self._last = self._asked = -float("inf")
         self._lock = threading.Lock()
 
     def note(self) -> bool:
@@ -57,6 +65,40 @@ class Moving:
             if patient:
                 self.seen_at = now
             return patient
+
+    def may_ask(self) -> bool:
+        """Says, once in ASK_S, that it is time to ask home whether the cluster is moved."""
+        with self._lock:
+            now = time.monotonic()
+            due = now - self._asked >= ASK_S
+            if due:
+                self._asked = now
+            return due
+
+
+def is_reason_to_wait(session: Session, error: ShardamError) -> bool:
+    """True: what a shard answered, or did not, comes of a move of the cluster to other shards that has not taken too long.
+
+    Until it is decided shards hold changes back and say nothing, so that home is asked about a silent one.
+    """
+    if RESHARDING not in error.metadata and not (error.reason == "SHARD_UNREACHABLE" and _home_moves(session)):
+        return False
+    return session.moving.note()
+
+
+def _home_moves(session: Session) -> bool:
+    if not session.moving.may_ask():
+        return False
+    home = session.links[0]
+    header = common_pb2.RequestHeader(protocol_version=PROTOCOL_VERSION, cluster_id=session.cluster_id)
+    try:
+        answer = home.call(
+            lambda link: link.checkpoints.ListJobs, checkpoint_pb2.ListJobsRequest(header=header), min(session.try_s, ASK_S)
+        )
+    except ShardamError as error:
+        logger.debug("home does not say whether it moves the cluster: %s", error)
+        return False
+    return any(job.kind == job_pb2.JOB_KIND_RESHARD and job.state in _GOES_ON for job in answer.jobs)
 
 
 def move(session: Session, view: ClusterView, route_map: RouteMap) -> ShardamError | None:
@@ -100,7 +142,7 @@ def move(session: Session, view: ClusterView, route_map: RouteMap) -> ShardamErr
 def _open_on_all(session: Session, links: tuple[ShardLink, ...]) -> int:
     """Opens the client on the new shards; returns its last number there."""
     former = session.shards
-    acknowledged = max(link.acknowledged for link in former.links)
+    closed = max(link.closed for link in former.links)
     answers = []
     for link in links:
         try:
@@ -118,7 +160,7 @@ def _open_on_all(session: Session, links: tuple[ShardLink, ...]) -> int:
         answers.append(answer)
     last_number = min(answer.header.last_number for answer in answers)
     for link, answer in zip(links, answers, strict=True):
-        link.acknowledged = max(acknowledged, last_number)
+        link.acknowledged = link.closed = max(closed, last_number)
         if answer.header.last_number != last_number or not link.continues(answer):
             raise session.end_with(link.lost(answer))
     return last_number

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardam._link import ShardLink
-from shardam._moving import RESHARDING, move, restored
+from shardam._moving import is_reason_to_wait, move, restored
 from shardam._shards import open_client
 from shardam_proto.errors import RedisUnreachable, ShardamError, ShardNotReady, ShardUnreachable, WrongCluster
 from shardam_proto.registry import read_cluster
@@ -116,13 +116,12 @@ def _refresh(session: Session, link: ShardLink, error: ShardamError, incarnation
         WrongCluster: the name belongs to another cluster now; the client has ended.
         ShardamError: as move.
     """
-    patient = RESHARDING in error.metadata and session.moving.note()
     try:
         view = read_cluster(session.redis, session.keys)
     except RedisUnreachable as problem:
         logger.log(logging.DEBUG if session.redis_is_away else logging.WARNING, "%s; keeping the known addresses", problem)
         session.redis_is_away = True
-        return Prospect(_if_retryable(session, link, error), patient=patient)
+        return Prospect(_if_retryable(session, link, error), patient=is_reason_to_wait(session, error))
     session.redis_is_away = False
     if view.entry is not None and view.entry.cluster_id != session.cluster_id:
         raise session.end_with(
@@ -135,6 +134,7 @@ def _refresh(session: Session, link: ShardLink, error: ShardamError, incarnation
         patient = session.moving.note()
         missing = move(session, view, view.route_map)
         return Prospect(missing or error, hurry=missing is None, patient=patient)
+    patient = is_reason_to_wait(session, error)
     entry = view.shards.get(link.index)
     if entry is None:
         return Prospect(_if_retryable(session, link, error), patient=patient)

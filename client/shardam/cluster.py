@@ -81,8 +81,7 @@ class Cluster(ClusterCheckpoints, ClusterTableFiles):
         if client is not None:
             return client
         with self._open_lock:
-            if self._closed:
-                raise ClientClosed("this cluster object is closed; connect again")
+            self._check_open()
             return self._client or self._start(open_session(self._options))
 
     @property
@@ -103,6 +102,10 @@ class Cluster(ClusterCheckpoints, ClusterTableFiles):
         self._options = dataclasses.replace(self._options, group=None)
         self._open_lock, self._close_lock = threading.Lock(), threading.Lock()
         return parents
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("this cluster object is closed; connect again")
 
     @property
     def _is_closed(self) -> bool:
@@ -169,8 +172,7 @@ class Cluster(ClusterCheckpoints, ClusterTableFiles):
             raise BadOption("this client is in no group, so there is none to rejoin; connect with mode='sync' or 'bounded:N'")
         session, pusher = self._opened()
         with self._open_lock:
-            if self._closed:
-                raise ClientClosed("this cluster object is closed; connect again")
+            self._check_open()
             if self._client is not None and self._client[0] is not session:
                 return  # another thread has rejoined meanwhile
             if session.failure is None:
@@ -184,8 +186,7 @@ class Cluster(ClusterCheckpoints, ClusterTableFiles):
     def _begin_on_new_timeline(self) -> None:
         """Goes on as a new client after a restore; what the former one had queued belongs to a state that is gone."""
         with self._open_lock:
-            if self._closed:
-                raise ClientClosed("this cluster object is closed; connect again")
+            self._check_open()
             client, self._client = self._client, None
             self._restores += 1
             if client is not None:

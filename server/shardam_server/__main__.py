@@ -141,6 +141,18 @@ def _forget_shard(arguments: list[str]) -> int:
     return run_forget_shard(settings)
 
 
+def _checkpoint(arguments: list[str]) -> int:
+    from shardam_server.checkpoint_command import run_checkpoint
+
+    return run_checkpoint(arguments)
+
+
+def _table(arguments: list[str]) -> int:
+    from shardam_server.table_command import run_table
+
+    return run_table(arguments)
+
+
 def _reshard(arguments: list[str]) -> int:
     from shardam_server.flags import parse_settings
     from shardam_server.reshard_settings import ReshardSettings
@@ -193,6 +205,16 @@ COMMANDS: dict[str, Command] = {
         "Gives up the rows of a shard that is LOST: it starts empty, and training starts anew.",
         "shardam forget-shard --index 1 --redis redis://host:6379/0",
         _forget_shard,
+    ),
+    "checkpoint": Command(
+        "Makes, lists, verifies, restores and deletes checkpoints of the whole cluster.",
+        "shardam checkpoint create",
+        _checkpoint,
+    ),
+    "table": Command(
+        "Lists tables, exports one to a file, imports one from it (safetensors or npz).",
+        "shardam table export items --out items.safetensors",
+        _table,
     ),
     "reshard": Command(
         "Moves the rows of a running cluster to another number of shards; workers wait and go on.",

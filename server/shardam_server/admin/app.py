@@ -15,7 +15,7 @@ from shardam_server.admin.auth import Gate
 from shardam_server.admin.body_limit import BodyLimit
 from shardam_server.admin.context import AdminContext
 from shardam_server.admin.query_parameters import check_query_parameters
-from shardam_server.admin.routes import cluster, health, page, row_writes, rows, tables, workers
+from shardam_server.admin.routes import checkpoints, cluster, health, page, row_writes, rows, table_files, tables, workers
 
 DESCRIPTION = """Shows a shardam cluster and changes its rows: shards, workers, tables, rows and their SparseAdam state.
 
@@ -50,13 +50,14 @@ def create_app(context: AdminContext, *, token: str | None, host: str) -> FastAP
         },
     )
     app.state.context = context
-    for module in (cluster, workers, tables, rows, row_writes):
+    # table_files first: /v1/tables/{table} would take `items:export` for a table's name.
+    for module in (cluster, workers, table_files, tables, rows, row_writes, checkpoints):
         app.include_router(module.router, dependencies=[Depends(check_query_parameters)])
     app.include_router(health.router)
     page.install(app)
     problems.install(app)
     largest = max(_BODY_BYTES_PER_ROW, _BODY_BYTES_PER_ID * context.max_batch_ids)
-    app.add_middleware(BodyLimit, max_bytes=_BODY_BASE_BYTES + largest)
+    app.add_middleware(BodyLimit, max_bytes=_BODY_BASE_BYTES + largest, max_import_bytes=context.max_import_mib * 2**20)
     app.add_middleware(page.PagePolicy)
     app.add_middleware(Gate, token=token, host=host)
     app.add_middleware(AccessLog, metrics=context.metrics)

@@ -22,6 +22,7 @@ class AdminContext:
         calls: reaches the shards.
         metrics: metrics of the routes.
         max_batch_ids: ids that one batchGet may name.
+        max_import_mib: MiB of a table's file that a request may bring.
     """
 
     cluster: str
@@ -30,6 +31,7 @@ class AdminContext:
     calls: ShardCalls
     metrics: RestMetrics
     max_batch_ids: int
+    max_import_mib: int
 
 
 async def _admin_context(request: Request) -> AdminContext:

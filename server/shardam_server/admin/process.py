@@ -118,6 +118,7 @@ def run_admin(settings: AdminSettings) -> int:
         calls=calls,
         metrics=RestMetrics(settings.cluster),
         max_batch_ids=settings.max_batch_ids,
+        max_import_mib=settings.max_import_mib,
     )
     app = create_app(context, token=settings.plain_token, host=settings.host)
     config = uvicorn.Config(

@@ -13,10 +13,12 @@ from typing import Protocol, TypeVar
 import grpc
 
 from shardam_proto.channels import open_channel, token_metadata, translate
-from shardam_proto.errors import BadToken, ShardamError, ShardNotReady, ShardUnreachable
+from shardam_proto.errors import BadToken, ShardamError, ShardNotReady, ShardUnreachable, StaleState
 from shardam_proto.limits import PROTOCOL_VERSION
 from shardam_proto.registry import ClusterView, ShardEntry
+from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
+from shardam_proto.v1.checkpoint_pb2_grpc import CheckpointServiceStub
 from shardam_proto.v1.embedding_pb2_grpc import EmbeddingServiceStub
 from shardam_proto.v1.row_pb2_grpc import RowServiceStub
 from shardam_proto.v1.shard_pb2_grpc import ShardServiceStub
@@ -36,6 +38,7 @@ class HasHeader(Protocol):
         ...
 
 
+T = TypeVar("T")
 Request = TypeVar("Request", bound=HasHeader)
 Response = TypeVar("Response")
 
@@ -51,6 +54,7 @@ class Stubs:
         rows: rows.
         tables: tables.
         shard: status and metrics.
+        checkpoints: checkpoints and jobs; of home alone.
     """
 
     entry: ShardEntry
@@ -59,9 +63,17 @@ class Stubs:
     rows: RowServiceStub
     tables: TableServiceStub
     shard: ShardServiceStub
+    checkpoints: CheckpointServiceStub
 
 
 Select = Callable[[Stubs], "grpc.UnaryUnaryMultiCallable[Request, Response]"]
+
+
+ADMIN_TOKEN_REFUSED = (
+    "the shards refuse the admin API's own token, not the caller's: start `shardam admin` with the SHARDAM_TOKEN that "
+    "they were started with"
+)
+"""What is said when shards refuse the token of this process: the caller's own was found right before the call."""
 
 
 class ShardCalls:
@@ -71,11 +83,15 @@ class ShardCalls:
         reader: says who is registered where.
         token: the cluster's token, or None.
         timeout_s: deadline of a call.
+        token_refused: what is said when shards refuse that token; None: their own words.
     """
 
-    def __init__(self, reader: ClusterReader, token: str | None, timeout_s: float) -> None:
+    def __init__(
+        self, reader: ClusterReader, token: str | None, timeout_s: float, *, token_refused: str | None = ADMIN_TOKEN_REFUSED
+    ) -> None:
         self.reader = reader
         self.timeout_s = timeout_s
+        self._token_refused = token_refused
         self._token = token
         self._lock = threading.Lock()
         self._stubs: dict[int, Stubs] = {}
@@ -86,13 +102,45 @@ class ShardCalls:
         """True: no call will be made any more, so trying again is in vain."""
         return self._closed
 
-    def call(self, shard: int, select: Select[Request, Response], request: Request, request_id: int) -> Response:
+    def by_route_map(self, work: Callable[[RouteMap], T]) -> T:
+        """Does what calls shards with a route map's epoch; once more if another map takes its place meanwhile.
+
+        Raises:
+            ShardamError: as call_each, and what work raises.
+        """
+        route_map = self.reader.formed().route_map
+        try:
+            return work(route_map)
+        except StaleState as error:
+            present = self.reader.formed().route_map
+            if error.reason != "STALE_ROUTE" or present == route_map:
+                raise
+        return work(present)
+
+    def call(
+        self,
+        shard: int,
+        select: Select[Request, Response],
+        request: Request,
+        request_id: int,
+        timeout_s: float | None = None,
+        *,
+        epoch: int = 0,
+    ) -> Response:
         """Calls one shard.
+
+        Args:
+            shard: its index.
+            select: picks the stub method.
+            request: the request.
+            request_id: travels in the header, so that the shard's log names it.
+            timeout_s: as call_many.
+            epoch: as call_each.
 
         Raises:
             ShardamError: the shard's reason, or SHARD_UNREACHABLE or NOT_READY.
         """
-        outcome = self.call_many({shard: request}, select, request_id)[shard]
+        outcome = self.call_many({shard: request}, select, request_id, timeout_s, epoch=epoch)[shard]
         if isinstance(outcome, ShardamError):
             raise outcome
         return outcome
@@ -103,6 +151,8 @@ class ShardCalls:
         select: Select[Request, Response],
         request_id: int,
         timeout_s: float | None = None,
+        *,
+        epoch: int = 0,
     ) -> dict[int, Response | ShardamError]:
         """Calls several shards at once and waits for all of them.
 
@@ -111,6 +161,7 @@ class ShardCalls:
             select: picks the stub method.
             request_id: travels in the header, so that the shards' logs name it.
             timeout_s: deadline of each call; None: the one given to the constructor.
+            epoch: as call_each.
 
         Returns:
             The answer or the error of each shard.
@@ -120,7 +171,7 @@ class ShardCalls:
             RedisUnreachable: nothing is known of the cluster.
             ShardUnreachable: this process ends.
         """
-        outcomes = self.call_each(list(requests.items()), select, request_id, timeout_s)
+        outcomes = self.call_each(list(requests.items()), select, request_id, timeout_s, epoch=epoch)
         return dict(zip(requests, outcomes, strict=True))
 
     def call_each(
@@ -129,6 +180,8 @@ class ShardCalls:
         select: Select[Request, Response],
         request_id: int,
         timeout_s: float | None = None,
+        *,
+        epoch: int = 0,
     ) -> list[Response | ShardamError]:
         """Makes any number of calls at once, several to one shard too, and waits for all of them.
 
@@ -138,20 +191,30 @@ class ShardCalls:
             select: as call_many.
             request_id: as call_many.
             timeout_s: as call_many.
+            epoch: epoch of the route map by which the caller chose the shards, so that those of another one answer nothing.
+                Zero: any map will do.
 
         Returns:
             The answers or errors in the order of the requests.
 
         Raises:
+            StaleState: there is another map now (STALE_ROUTE).
             ShardNotReady, RedisUnreachable, ShardUnreachable: as call_many.
         """
         deadline_s = self.timeout_s if timeout_s is None else timeout_s
         started = self.reader.now()
         formed = self.reader.formed()
+        if epoch not in (0, formed.route_map.epoch):
+            raise StaleState(
+                f"cluster {self.reader.cluster!r} has moved to {formed.route_map.num_shards} shards; send the request again",
+                reason="STALE_ROUTE",
+            )
         outcomes = self._attempt(formed, requests, select, request_id, deadline_s)
         stale = [place for place, outcome in enumerate(outcomes) if _is_stale(outcome)]
         if stale:
             view = self.reader.refresh(started)
+            if epoch and view.route_map != formed.route_map:
+                return outcomes
             moved = [place for place in stale if _differs(formed, view, requests[place][0])]
             if moved:
                 again = [requests[place] for place in moved]
@@ -194,11 +257,16 @@ class ShardCalls:
             try:
                 outcomes.append(future.result())
             except grpc.RpcError as error:
-                outcomes.append(_name_own_token(translate(error, peer)))
+                outcomes.append(self._name_own_token(translate(error, peer)))
             except grpc.FutureCancelledError as error:  # grpc's word for a call that the shard or close() ended
                 message = f"{peer} ended the call ({error}); send it again"
                 outcomes.append(ShardUnreachable(message, metadata={"shard": str(shard)}))
         return outcomes
+
+    def _name_own_token(self, error: ShardamError) -> ShardamError:
+        if error.reason != "BAD_TOKEN" or self._token_refused is None:
+            return error
+        return BadToken(self._token_refused, metadata=error.metadata)
 
     def _header(self, formed: Formed, request_id: int) -> common_pb2.RequestHeader:
         return common_pb2.RequestHeader(
@@ -224,20 +292,10 @@ class ShardCalls:
                 RowServiceStub(channel),
                 TableServiceStub(channel),
                 ShardServiceStub(channel),
+                CheckpointServiceStub(channel),
             )
             self._stubs[entry.index] = stubs
             return stubs
-
-
-def _name_own_token(error: ShardamError) -> ShardamError:
-    """Says whose token a shard refused: the caller's own was found right before the call."""
-    if error.reason != "BAD_TOKEN":
-        return error
-    return BadToken(
-        "the shards refuse the admin API's own token, not the caller's: start `shardam admin` with the SHARDAM_TOKEN that "
-        "they were started with",
-        metadata=error.metadata,
-    )
 
 
 def _is_stale(outcome: object) -> bool:

@@ -19,6 +19,9 @@ STATUS_TIMEOUT_S = 2.0
 _REFUSALS = frozenset({"WRONG_ROLE", "VERSION_MISMATCH"})
 """Beside BAD_TOKEN, reasons of a shard that is there and does not answer this process."""
 
+HOME = 0
+"""Index of the shard that makes checkpoints."""
+
 Status = shard_pb2.GetStatusResponse | ShardamError
 
 
@@ -121,6 +124,9 @@ def _status_to_json(status: shard_pb2.GetStatusResponse) -> dict[str, Json]:
         "journal_problem": status.journal_problem or None,
         "journal_bytes": status.journal_bytes,
         "data_folder": status.data_folder or None,
+        "checkpoint_root": status.checkpoint_root or None,
+        "checkpoint_problem": status.checkpoint_problem or None,
+        "pre_image_bytes": status.pre_image_bytes,
     }
 
 
@@ -132,11 +138,13 @@ class Readiness:
         view: what Redis says of the cluster.
         missing: what is missing, one sentence each; empty: nothing.
         warnings: what an operator should know all the same.
+        home: the status of home, which knows of checkpoints; None: it does not answer.
     """
 
     view: ClusterView
     missing: list[str]
     warnings: list[str]
+    home: shard_pb2.GetStatusResponse | None = None
 
 
 def check_readiness(calls: ShardCalls, request_id: int) -> Readiness:
@@ -153,4 +161,6 @@ def check_readiness(calls: ShardCalls, request_id: int) -> Readiness:
     reports = [report_shard(shard, view.shards.get(shard), status) for shard, status in statuses.items()]
     # A wrong token is refused by all shards alike: once is enough.
     problems = dict.fromkeys(report.problem for report in reports if report.problem is not None)
-    return Readiness(view, list(problems), [report.warning for report in reports if report.warning is not None])
+    warnings = [report.warning for report in reports if report.warning is not None]
+    home = statuses[HOME]
+    return Readiness(view, list(problems), warnings, None if isinstance(home, ShardamError) else home)

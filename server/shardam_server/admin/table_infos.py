@@ -7,10 +7,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from shardam_proto.errors import ShardamError, UnknownTable
-from shardam_proto.schema import Constant, Initializer, Normal, TableSpec, Uniform, XavierNormal, XavierUniform, check_name
+from shardam_proto.routing import RouteMap
+from shardam_proto.schema import TableSpec, check_name
 from shardam_proto.v1 import common_pb2, table_pb2
-from shardam_server.admin.encoding import Json, number
+from shardam_server.admin.encoding import Json
 from shardam_server.admin.shard_calls import ShardCalls
+from shardam_server.table_words import options_to_json, spec_to_json
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOMENT_BYTES = 4  # moments are float32 whatever the weights are
@@ -33,13 +35,22 @@ class ClusterTable:
     @property
     def table_step(self) -> int:
         """The highest step of any shard; with pushes in flight some shards may be behind."""
-        return max(info.table_step for info in self.by_shard.values())
+        return self.latest.table_step
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows over all shards; None while one does not answer."""
+        return self._total([info.num_rows for info in self.by_shard.values()])
+
+    @property
+    def latest(self) -> common_pb2.TableInfo:
+        """The table as the shard sees it that has stepped most."""
+        return max(self.by_shard.values(), key=lambda info: info.table_step)
 
     def to_json(self) -> Json:
         """Returns the table as /v1/tables shows it."""
         infos = self.by_shard.values()
-        latest = max(infos, key=lambda info: info.table_step)
-        num_rows = self._total([info.num_rows for info in infos])
+        latest, num_rows = self.latest, self.num_rows
         moments = None if num_rows is None else num_rows * self.spec.dim * _MOMENT_BYTES
         return {
             "name": self.spec.name,
@@ -58,6 +69,7 @@ class ClusterTable:
             "last_options": options_to_json(latest.last_options) if latest.HasField("last_options") else None,
             "saturated_values": self._total([info.saturated_values for info in infos]),
             "nonfinite_pushes": self._total([info.nonfinite_pushes for info in infos]),
+            "read_only": any(info.read_only for info in infos),
             "shards": [_shard_to_json(shard, info) for shard, info in sorted(self.by_shard.items())],
             "missing_shards": list(self.missing_shards),
         }
@@ -75,49 +87,6 @@ def _shard_to_json(shard: int, info: common_pb2.TableInfo) -> Json:
         "index_bytes": info.index_bytes,
         "saturated_values": info.saturated_values,
         "nonfinite_pushes": info.nonfinite_pushes,
-    }
-
-
-def spec_to_json(spec: TableSpec) -> Json:
-    """Returns a schema in the form in which POST /v1/tables takes it."""
-    return {
-        "name": spec.name,
-        "dim": spec.dim,
-        "dtype": spec.dtype,
-        "init": init_to_json(spec.init),
-        "num_embeddings": spec.num_embeddings,
-        "padding_idx": None if spec.padding_idx is None else str(spec.padding_idx),
-        "optimizer": spec.optimizer,
-        "step": spec.step,
-        "max_rows_per_shard": spec.max_rows_per_shard,
-    }
-
-
-def init_to_json(init: Initializer) -> Json:
-    """Returns an initializer with its kind."""
-    match init:
-        case Normal(mean, std):
-            return {"kind": "normal", "mean": mean, "std": std}
-        case Uniform(low, high):
-            return {"kind": "uniform", "low": low, "high": high}
-        case Constant(value):
-            return {"kind": "constant", "value": value}
-        case XavierUniform():
-            return {"kind": "xavier_uniform"}
-        case XavierNormal():
-            return {"kind": "xavier_normal"}
-
-
-def options_to_json(options: common_pb2.AdamOptions) -> Json:
-    """Returns the hyper-parameters of a push."""
-    return {
-        "lr": number(options.lr),
-        "betas": [number(options.beta1), number(options.beta2)],
-        "eps": number(options.eps),
-        "weight_decay": number(options.weight_decay),
-        "decoupled_weight_decay": options.decoupled_weight_decay,
-        "maximize": options.maximize,
-        "grad_scale": number(options.grad_scale),
     }
 
 
@@ -189,11 +158,15 @@ class _Answers:
 
 
 def _list_on_all(calls: ShardCalls, request: table_pb2.ListTablesRequest, request_id: int) -> _Answers:
+    return calls.by_route_map(lambda route_map: _list(calls, request, request_id, route_map))
+
+
+def _list(calls: ShardCalls, request: table_pb2.ListTablesRequest, request_id: int, route_map: RouteMap) -> _Answers:
     requests = {}
-    for shard in range(calls.reader.formed().route_map.num_shards):
+    for shard in range(route_map.num_shards):
         requests[shard] = table_pb2.ListTablesRequest()
         requests[shard].CopyFrom(request)  # each shard's header may differ
-    outcomes = calls.call_many(requests, lambda stubs: stubs.tables.ListTables, request_id)
+    outcomes = calls.call_many(requests, lambda stubs: stubs.tables.ListTables, request_id, epoch=route_map.epoch)
     reached: dict[int, table_pb2.ListTablesResponse] = {}
     errors: dict[int, ShardamError] = {}
     for shard, outcome in outcomes.items():
@@ -201,6 +174,9 @@ def _list_on_all(calls: ShardCalls, request: table_pb2.ListTablesRequest, reques
             errors[shard] = outcome
         else:
             reached[shard] = outcome
+    replaced = [error for error in errors.values() if error.reason == "STALE_ROUTE"]
+    if replaced:  # what other shards answered is not the whole table
+        raise replaced[0]
     if not reached:
         # A reason that stays (no such table, a wrong token) says more than a shard that is away.
         raise min(errors.items(), key=lambda item: (item[1].rule.retryable, item[0]))[1]

@@ -69,6 +69,7 @@ class Membership:
         with self._calling:
             shared = self._registration.read_shared()
             if self._shard.identity.lineage:
+                self._put_plan_back(shared)
                 self._publish_missing_tables(shared)
             standing = self._registration.claim(self._claim(shared, taking=True))
             self.registered = standing.lease is Lease.HELD

@@ -255,7 +255,7 @@ class RowStorage:
         Raises:
             OutOfMemory: a snapshot that needs them has no room for them; nothing has changed.
         """
-        for note in self._watch(row_ids):
+        for note in self._watch(np.unique(row_ids) if self.watchers else row_ids):
             note()
         return self._remove(row_ids)
 
@@ -265,7 +265,7 @@ class RowStorage:
     # -- copies of rows as of a moment
 
     def _watch(self, row_ids: Int64s) -> list[Callable[[], None]]:
-        """Has rows that exist and are about to be changed seen as they are; returns what to call when they are changed."""
+        """Has distinct rows that are about to be changed seen as they are; returns what to call when they are changed."""
         if not self.watchers:
             return []
         slots = self.lookup(row_ids)
@@ -329,8 +329,10 @@ class RowStorage:
         if self._counts_row_steps:
             self._row_steps[slots] = counters.row_step
 
-    def restore_saturated(self, saturated_values: int) -> None:
-        """Puts the count of saturated values back; putting rows back saturates none."""
+    def finish_restore(self, saturated_values: int) -> None:
+        """Puts the count of saturated values back, after the last row; putting rows back saturates none."""
+        if isinstance(self._index, native.HashIndex):
+            self._index.spread()
         self._saturated_before = saturated_values - self._records.saturated_values
 
     # -- reads

@@ -20,6 +20,8 @@ from shardam_proto.registry import ClusterEntry, ClusterView, Keys, ShardEntry, 
 from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2, row_pb2, row_pb2_grpc, shard_pb2, shard_pb2_grpc, table_pb2, table_pb2_grpc
+from shardam_proto.v1.checkpoint_pb2_grpc import add_CheckpointServiceServicer_to_server
+from shardam_testing.scripted_checkpoints import ScriptedCheckpoints, ScriptedCheckpointService
 
 INITIAL_WEIGHT = 0.5
 """Weight of a row that does not exist."""
@@ -46,6 +48,7 @@ class FakeShard:
 
     Attributes:
         status: fields of its GetStatusResponse beside header and state.
+        checkpoints: what it says of checkpoints, as home.
         token: what its callers must send; None: nothing.
         workers: what it says of the workers; None: it is of a version that does not list them.
         before_answer: runs before it answers about rows, tables and workers.
@@ -57,6 +60,7 @@ class FakeShard:
     state: shard_pb2.ServingState.ValueType = shard_pb2.SERVING_STATE_SERVING
     status: shard_pb2.GetStatusResponse = dataclasses.field(default_factory=shard_pb2.GetStatusResponse)
     workers: shard_pb2.ListWorkersResponse | None = dataclasses.field(default_factory=shard_pb2.ListWorkersResponse)
+    checkpoints: ScriptedCheckpoints = dataclasses.field(default_factory=ScriptedCheckpoints)
     token: str | None = None
     metrics_text: str = ""
     fail_with: ShardamError | None = None
@@ -312,6 +316,7 @@ def _serve(shard: FakeShard) -> tuple[grpc.Server, int]:
     row_pb2_grpc.add_RowServiceServicer_to_server(_Rows(shard), server)
     table_pb2_grpc.add_TableServiceServicer_to_server(_Tables(shard), server)
     shard_pb2_grpc.add_ShardServiceServicer_to_server(_Shard(shard), server)
+    add_CheckpointServiceServicer_to_server(ScriptedCheckpointService(shard.checkpoints, shard.answer_header), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     return server, port

@@ -59,7 +59,7 @@ class Resharding:
     def new_shards(self, count: int, last: int) -> list[ScriptedShard]:
         """Returns shards of the next map, not started: they know the client's numbers up to the last."""
         former = self.client.shards[0]
-        return [
+        shards = [
             ScriptedShard(
                 index,
                 incarnation=former.incarnation + 1000 + index,
@@ -72,6 +72,11 @@ class Resharding:
             )
             for index in range(count)
         ]
+        if former.group is not None:
+            group = former.group.moved_to(shards)
+            for shard in shards:
+                shard.group = group
+        return shards
 
     def replace(self, shards: list[ScriptedShard]) -> None:
         """Stops the former shards and starts others; Redis shows them, first without, then with them being ready."""

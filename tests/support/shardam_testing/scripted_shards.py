@@ -23,9 +23,17 @@ from shardam_proto.limits import SERVER_OPTIONS
 from shardam_proto.registry import ClusterEntry, ClusterView, Keys, ShardEntry, connect_redis
 from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec
-from shardam_proto.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc, row_pb2, row_pb2_grpc
+from shardam_proto.v1 import (
+    checkpoint_pb2_grpc,
+    common_pb2,
+    embedding_pb2,
+    embedding_pb2_grpc,
+    job_pb2,
+    row_pb2,
+    row_pb2_grpc,
+)
 from shardam_testing.scripted_groups import ScriptedGroup, StagedPart
-from shardam_testing.scripted_services import CLUSTER_ID, ScriptedEmbedding, ScriptedRows, abort
+from shardam_testing.scripted_services import CLUSTER_ID, ScriptedCheckpoints, ScriptedEmbedding, ScriptedRows, abort
 from shardam_testing.scripted_streams import HOLD, LOSE_ANSWER, SWALLOW, BrokenConnection, Fault
 
 __all__ = [
@@ -81,6 +89,7 @@ class ScriptedShard:
         rows_of: gradients of the last push under each number.
         applied: ids of each push that was applied, by number.
         held_after: changes above this number wait for the move to other shards; None: nothing is held.
+        jobs: what home does in the background.
         seeded_last: last number in the checkpoint that it began with; whatever comes under one of these is a repeat.
         group: home and the other ranks, where the client is in a group.
         staged: the client's part of a step that is not decided.
@@ -119,6 +128,7 @@ class ScriptedShard:
     address: str = ""
     applied: dict[int, list[int]] = dataclasses.field(default_factory=dict)
     held_after: int | None = None
+    jobs: list[job_pb2.Job] = dataclasses.field(default_factory=list)
     seeded_last: int = 0
     group: ScriptedGroup | None = None
     staged: StagedPart | None = None
@@ -132,6 +142,7 @@ class ScriptedShard:
         self.handlers = futures.ThreadPoolExecutor(16, thread_name_prefix=f"scripted-{self.index}")
         server = grpc.server(self.handlers, options=SERVER_OPTIONS)
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(ScriptedEmbedding(self), server)
+        checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(ScriptedCheckpoints(self), server)  # type: ignore[abstract]
         row_pb2_grpc.add_RowServiceServicer_to_server(ScriptedRows(self), server)
         self.address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
         server.start()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import functools
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from shardam_testing.random_faults import RandomFaults
 from shardam_testing.scripted_client import ScriptedClient, scripted_client
+from shardam_testing.scripted_members import PLACE
 from shardam_testing.scripted_reshard import Resharding, resharding
-from shardam_testing.scripted_shards import INFO, LOSE_ANSWER, view_of
+from shardam_testing.scripted_shards import INFO, LOSE_ANSWER, Fault, view_of
 from shardam_testing.waiting import wait_for
 
 from shardam import _backoff, _moving
@@ -21,6 +25,7 @@ from shardam._arrays import Int64s
 from shardam._reads import read_weights
 from shardam.errors import ClusterRestored, QueueFull, RowLimit, ShardLost, ShardNotReady, ShardUnreachable
 from shardam_proto.routing import RouteMap
+from shardam_proto.v1 import job_pb2
 
 LATE = (QueueFull, ShardNotReady, ShardUnreachable)
 """What is raised when faults, or a slow machine, took more than the time-out."""
@@ -175,6 +180,42 @@ def test_a_move_that_takes_long_does_not_use_up_the_time_for_an_answer(monkeypat
         assert results == [None]
 
 
+class Gated(collections.deque[Fault]):
+    """Has a shard answer nothing until a gate is opened."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        super().__init__([None])
+        self._gate = gate
+
+    def popleft(self) -> Fault:
+        return None if self._gate.is_set() else self._gate
+
+
+def test_shards_that_hold_changes_back_and_say_nothing_are_waited_for_while_home_moves_the_cluster() -> None:
+    with scripted_client(2, shard_timeout_s=1.0) as client:
+        client.push(0)
+        gate = threading.Event()
+        for shard in client.shards:
+            shard.faults = Gated(gate)
+        client.shards[0].jobs = [job_pb2.Job(kind=job_pb2.JOB_KIND_RESHARD, state=job_pb2.JOB_STATE_RUNNING)]
+        results: list[str] = []
+
+        def push() -> None:
+            try:
+                client.push(1)
+                results.append("applied")
+            except LATE as error:
+                results.append(error.message)
+
+        pushing = threading.Thread(target=push)
+        pushing.start()
+        began = time.monotonic()
+        wait_for("twice the time-out", lambda: time.monotonic() > began + 2.0 or bool(results))
+        gate.set()
+        pushing.join(60)
+        assert results == ["applied"]
+
+
 def test_a_move_without_an_end_is_told_after_ten_times_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_moving, "RESHARD_TIMEOUTS", 1)
     with scripted_client(2, shard_timeout_s=0.5) as client, resharding(client, monkeypatch) as moves:
@@ -259,7 +300,7 @@ class Training:
             while not self._stop.is_set():
                 row_ids = self.pushed[len(self.pushed) + 1] = some_ids(1000 * self._seed + len(self.pushed))
                 push = self._client.push_of(row_ids)
-                self._try(lambda push=push: self._client.pusher.submit(push))
+                self._try(functools.partial(self._client.pusher.submit, push))
             self._try(self._client.pusher.flush)
         except BaseException as error:  # noqa: BLE001 - the thread's edge: the test looks at it
             self.failed.append(error)
@@ -287,6 +328,59 @@ def shake(client: ScriptedClient, seed: int) -> None:
         shard.faults = RandomFaults(shard, 100 * seed + 10 * shard.epoch + shard.index, refuses=False)
 
 
+# -- groups
+
+
+def test_a_step_that_was_not_decided_is_sent_again_to_the_new_shards_and_ends_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_client(2, group=PLACE) as client, resharding(client, monkeypatch) as moves:
+        client.step(0)
+        group = client.shards[0].require_group()
+        group.hold()
+        client.queue_step(1)
+        wait_for("the client to arrive", lambda: len(group.arrivals) >= 2)
+        assert moves.reshard(3) == 1
+        wait_for("the part on the new shards", lambda: all(shard.staged is not None for shard in client.shards))
+        client.shards[0].require_group().release()
+        client.pusher.flush()
+        client.step(2)
+        assert client.endings() == [[(2, "gradient", [INFO.table_id]), (3, "gradient", [INFO.table_id])]] * 3
+        assert not moves.former[0].last > 1
+
+
+def test_a_step_whose_end_the_client_did_not_hear_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_client(2, group=PLACE) as client, resharding(client, monkeypatch) as moves:
+        client.step(0)
+        home = client.shards[0]
+        home.faults.extend([None, LOSE_ANSWER])
+        home.stream_faults.extend([ShardNotReady("drains")] * 1000)
+        change = client.step_of(1)
+        client.pusher.submit(change)
+        wait_for("the step", lambda: home.last == 2)
+        assert moves.reshard(1) == 2
+        client.pusher.flush()
+        assert change.refusal() is None
+        assert client.session.membership is not None
+        assert client.session.membership.step == 3
+        client.step(0)
+        assert client.endings() == [[(3, "gradient", [INFO.table_id])]]
+
+
+def test_steps_without_a_gradient_of_a_bounded_group_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = dataclasses.replace(PLACE, max_staleness=2)
+    with scripted_client(2, group=place) as client, resharding(client, monkeypatch) as moves:
+        client.step(0, "empty")
+        last = moves.hold()
+        client.queue_step(0, "empty")
+        client.queue_step(1)
+        wait_for("both to be held", lambda: client.shards[0].fired["held"] > 0)
+        moves.replace(moves.new_shards(3, last))
+        client.pusher.flush()
+        assert client.endings() == [[(2, "skip", []), (3, "push", [INFO.table_id])]] * 3
+
+
+# -- faults
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_push_is_lost_or_doubled_over_moves_at_any_moment_under_faults(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_backoff, "MAX_WAIT_S", 0.1)
@@ -295,7 +389,7 @@ def test_no_push_is_lost_or_doubled_over_moves_at_any_moment_under_faults(seed: 
         training = Training(client, seed)
         for count in (3, 1, 4, 2):
             enough = len(training.pushed) + 10
-            wait_for("some pushes", lambda enough=enough: training.has_pushed(enough))  # type: ignore[misc]
+            wait_for("some pushes", functools.partial(training.has_pushed, enough))
             moves.reshard(count)
             shake(client, seed)
         training.end()

@@ -34,6 +34,9 @@ BASE, OVERLAY = ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml"
 STACKS = {"base": [BASE], "with the GPU overlay": [BASE, OVERLAY]}
 GIVEN = {"SHARDAM_TOKEN": "secret"}
 
+CHECKPOINTS = "checkpoints"
+"""The one volume that shards share."""
+
 OURS = ("shard-0", "shard-1", "admin", "worker-0", "worker-1")
 
 
@@ -138,11 +141,19 @@ def test_each_shard_is_a_service_of_its_own_with_its_index_and_name_written_out(
 def test_each_shard_keeps_its_rows_in_a_declared_volume_of_its_own_and_nobody_else_has_one(stack: str) -> None:
     mounts = {name: service.volumes for name, service in services(stack).items() if service.volumes}
     assert sorted(mounts) == ["shard-0", "shard-1"]
-    volumes = [volume for of_shard in mounts.values() for volume in of_shard]
-    assert len(set(volumes)) == len(volumes) == 2
-    assert set(volumes) == read_volumes(BASE)
-    for name, of_shard in mounts.items():
-        assert list(of_shard.values()) == [services(stack)[name].environment["SHARDAM_DATA_DIR"]]
+    rows = {name: volume for name, of_shard in mounts.items() for volume in of_shard if volume != CHECKPOINTS}
+    assert len(set(rows.values())) == len(rows) == 2
+    assert {*rows.values(), CHECKPOINTS} == read_volumes(BASE)
+    for name, volume in rows.items():
+        assert mounts[name][volume] == services(stack)[name].environment["SHARDAM_DATA_DIR"]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_all_shards_see_the_same_volume_of_checkpoints(stack: str) -> None:
+    shards = [service for name, service in services(stack).items() if name.startswith("shard-")]
+    assert len(shards) == 2
+    for shard in shards:
+        assert shard.volumes[CHECKPOINTS] == shard.environment["SHARDAM_CHECKPOINT_DIR"]
 
 
 def test_redis_evicts_nothing_and_writes_nothing() -> None:

@@ -66,11 +66,13 @@ def commands_of(target: str) -> str:
 
 @pytest.mark.parametrize("target", ["server", "gpu"])
 def test_an_image_of_shards_has_the_folder_of_the_compose_files_volumes_and_it_is_its_users_alone(target: str) -> None:
-    made = re.search(r"install --directory --owner=(\d+) --group=\d+ --mode=(\d+) (\S+)", commands_of(target))
+    made = re.search(r"install --directory --owner=(\d+) --group=\d+ --mode=(\d+) (\S+) (\S+)", commands_of(target))
     assert made
     image = read_image(stages, target)
     assert (made[1], made[2]) == (image.user, "0700")
-    assert f"SHARDAM_DATA_DIR: {made[3]}\n" in (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    assert f"SHARDAM_DATA_DIR: {made[3]}\n" in compose
+    assert f"SHARDAM_CHECKPOINT_DIR: {made[4]}\n" in compose
 
 
 def test_the_server_image_has_no_torch_and_the_others_have() -> None:

@@ -2,15 +2,21 @@ from __future__ import annotations
 
 import pytest
 
+from shardam_server.checkpoint_settings import CheckpointCreateSettings, CheckpointRestoreSettings
 from shardam_server.command_errors import UsageError
 from shardam_server.flags import flag_of, parse_settings, variables_of
 from shardam_server.settings import AdminSettings, CommonSettings, ShardSettings, StatusSettings, UpSettings
+from shardam_server.table_settings import TableExportSettings, TableImportSettings
 
 CLASSES: dict[str, type[CommonSettings]] = {
     "up": UpSettings,
     "shard": ShardSettings,
     "admin": AdminSettings,
     "status": StatusSettings,
+    "checkpoint create": CheckpointCreateSettings,
+    "checkpoint restore": CheckpointRestoreSettings,
+    "table export": TableExportSettings,
+    "table import": TableImportSettings,
 }
 
 

@@ -25,9 +25,27 @@ export class Problem extends Error {
  * @throws {Problem}
  */
 export async function get(path) {
+  return call(path, { cache: "no-store" });
+}
+
+/**
+ * Asks for a change.
+ *
+ * @param {string} method POST or DELETE
+ * @param {string} path relative to the page
+ * @param {object | null} value sent as JSON; null: no body
+ * @returns {Promise<{body: any, etag: string | null}>}
+ * @throws {Problem}
+ */
+export async function send(method, path, value = null) {
+  const body = value === null ? {} : { body: JSON.stringify(value), headers: { "Content-Type": "application/json" } };
+  return call(path, { method, ...body });
+}
+
+async function call(path, options) {
   let response;
   try {
-    response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    response = await fetch(path, { ...options, signal: AbortSignal.timeout(TIMEOUT_MS) });
   } catch (error) {
     throw new Problem("NO_ANSWER", `the admin API does not answer (${error.message})`);
   }

@@ -1,5 +1,6 @@
 // The console: reads the admin API every few seconds and shows it in place. What is chosen stands in the page's address.
 
+import { CheckpointList } from "./checkpoints.js";
 import { refreshCluster } from "./cluster.js";
 import { RowBrowser } from "./rows.js";
 import { TableList } from "./tables.js";
@@ -22,6 +23,7 @@ function writeAddress(table, row) {
 
 const tables = new TableList((name) => writeAddress(name, null));
 const workers = new WorkerList();
+const checkpoints = new CheckpointList();
 const rows = new RowBrowser((id) => writeAddress(readAddress().table, id));
 
 async function showChosen() {
@@ -33,7 +35,7 @@ async function showChosen() {
 async function refreshForever() {
   for (;;) {
     if (!document.hidden) {
-      await Promise.all([refreshCluster(), workers.refresh(), tables.refresh(), rows.refresh()]);
+      await Promise.all([refreshCluster(), workers.refresh(), checkpoints.refresh(), tables.refresh(), rows.refresh()]);
     }
     await new Promise((resolve) => setTimeout(resolve, REFRESH_MS));
   }

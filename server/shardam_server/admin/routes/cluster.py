@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from shardam_proto.errors import ShardNotReady
+from shardam_proto.errors import ShardamError, ShardNotReady
 from shardam_proto.routing import NUM_BUCKETS
-from shardam_server.admin.answer_models import ClusterModel, ShardListModel, ShardModel
+from shardam_proto.v1 import shard_pb2
+from shardam_server.admin.answer_models import ShardListModel, ShardModel
+from shardam_server.admin.checkpoint_models import ClusterModel
+from shardam_server.admin.checkpoints import list_jobs
 from shardam_server.admin.cluster import waiting_for
-from shardam_server.admin.context import Admin, RequestNumber
-from shardam_server.admin.encoding import JsonResponse
+from shardam_server.admin.context import Admin, AdminContext, RequestNumber
+from shardam_server.admin.encoding import Json, JsonResponse
 from shardam_server.admin.problems import HttpOnlyError
 from shardam_server.admin.shard_states import ask_statuses, check_readiness, shard_to_json
+from shardam_server.checkpoint_words import has_ended, job_to_json
 
 router = APIRouter(tags=["cluster"])
 
@@ -37,8 +41,24 @@ def get_cluster(admin: Admin, request_number: RequestNumber) -> JsonResponse:
             "warnings": readiness.warnings,
             "redis": admin.redis,
             "redis_error": error.message if error else None,
+            **_checkpoints(admin, readiness.home, request_number),
         }
     )
+
+
+def _checkpoints(admin: AdminContext, home: shard_pb2.GetStatusResponse | None, request_number: int) -> dict[str, Json]:
+    """Returns the last checkpoint and what home does now; without home's answer the cluster is shown all the same."""
+    root = home.checkpoint_root if home is not None else ""
+    last = home.last_checkpoint if home is not None and home.HasField("last_checkpoint") else None
+    try:
+        jobs = [job for job in list_jobs(admin.calls, request_number) if not has_ended(job)] if root else []
+    except ShardamError:
+        jobs = None
+    return {
+        "checkpoint_root": root or None,
+        "last_checkpoint": None if last is None else job_to_json(last),
+        "jobs": None if jobs is None or home is None else [job_to_json(job) for job in jobs],
+    }
 
 
 @router.get("/v1/shards", response_model=ShardListModel, summary="All shards")

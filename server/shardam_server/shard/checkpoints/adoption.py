@@ -1,8 +1,8 @@
 """How a shard takes a checkpoint over that its cluster goes on from: in place of the state it has, or lacks.
 
 A plan in Redis is decided (shardam_proto.registry.Plan). Whatever this process does or suffers, its shard loads its share
-sooner or later: its folder holds the former state until the new one is whole there, and the plan says which of the two it is. A
-shard that has done so says so by a lineage; all serve once all have.
+sooner or later: its folder holds the former state until the new one is whole there, and the plan says which of the two it is.
+A shard that has done so says so by a lineage; all serve once all have.
 """
 
 from __future__ import annotations
@@ -46,10 +46,6 @@ class ServingLife(Protocol):
         """Has the shard serve."""
         ...
 
-    def end_epoch(self, plan: Plan) -> None:
-        """Ends this process: a plan moves the state to other shards."""
-        ...
-
 
 class _Superseded(Exception):
     """There is a newer plan."""
@@ -65,6 +61,7 @@ class Adoption:
         life: what begins and ends with serving.
         make_state: makes an empty state.
         load: reads a checkpoint.
+        end_epoch: called with a plan that moves the state to other shards: this process is to end.
 
     Attributes:
         turn: held by whoever changes what this shard serves: its start, and each adoption.
@@ -80,6 +77,7 @@ class Adoption:
         life: ServingLife,
         make_state: Callable[[], ShardState],
         load: Load,
+        end_epoch: Callable[[Plan], None],
     ) -> None:
         self.turn = asyncio.Lock()
         self.progress = Progress()
@@ -90,6 +88,7 @@ class Adoption:
         self._life = life
         self._make_state = make_state
         self._load = load
+        self._end_epoch = end_epoch
         self._wanted: Plan | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -126,7 +125,7 @@ class Adoption:
         shard, identity = self._shard, self._shard.identity
         while True:
             if identity.route_map is not None and plan.epoch > identity.epoch:
-                self._life.end_epoch(plan)
+                self._end_epoch(plan)
                 return
             kept = await self._let_go(plan)
             if kept is None:
@@ -139,9 +138,9 @@ class Adoption:
                 plan = self._wanted or plan
         await self._membership.install(await self._reaching(self._registration.load_tables))
         shard.waiting_for = ""
+        await self._life.serve()
         self._membership.ready = True
         await self._reaching(self._membership.renew)
-        await self._life.serve()
         logger.info("goes on from checkpoint %s on timeline %d: %d rows", plan.folder, plan.timeline, shard.state.num_rows)
 
     # -- the former state

@@ -294,12 +294,26 @@ class Restoring:
                 logger.info("shard %d could not be told of the plan and will read it in Redis: %s", index, error.message)
 
     async def _until_served(self, plan: Plan, report_progress: ReportProgress) -> None:
-        shard, progress = self._shard, self._adoption
+        shard, load = self._shard, self._adoption.progress
         while shard.identity.is_before(plan) or not shard.is_serving:
-            load = progress.progress
+            load = self._adoption.progress
             report_progress(load.done_bytes, load.total_bytes, f"waits for {shard.waiting_for or 'home to serve again'}")
             if shard.lost_because:
                 raise ShardLost(shard.lost_because, metadata={"shard": str(shard.identity.index)})
+            await asyncio.sleep(POLL_S)
+        report_progress(load.done_bytes, load.total_bytes, "waits for all shards to serve")
+        await self._until_all_ready()
+
+    async def _until_all_ready(self) -> None:
+        """Waits until the other shards serve, too; one that died meanwhile has the state, and is not waited for long."""
+        deadline = time.monotonic() + AWAY_S
+        while time.monotonic() < deadline:
+            try:
+                shards = (await asyncio.to_thread(self._registration.view)).shards
+            except RedisUnreachable:
+                shards = {}
+            if all(index in shards and shards[index].ready for index in self._cuts.shards):
+                return
             await asyncio.sleep(POLL_S)
 
 

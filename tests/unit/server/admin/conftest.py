@@ -38,7 +38,7 @@ def open_admin() -> Iterator[OpenAdmin]:
         calls = ShardCalls(ClusterReader(read, "test"), token, timeout_s)
         opened.append(calls)
         metrics = RestMetrics("test")
-        context = AdminContext("test", "redis://127.0.0.1:1/0", "0.0.0", calls, metrics, max_batch_ids=10_000)
+        context = AdminContext("test", "redis://127.0.0.1:1/0", "0.0.0", calls, metrics, max_batch_ids=10_000, max_import_mib=1)
         return TestClient(create_app(context, token=token, host=host), base_url=BASE_URL, raise_server_exceptions=False)
 
     yield build

@@ -16,7 +16,8 @@ from shardam_proto.registry import ClusterView
 from shardam_proto.schema import Constant, Normal, TableSpec, Uniform
 from shardam_proto.v1 import shard_pb2
 from shardam_server.admin.access import request_number
-from shardam_server.admin.answer_models import ClusterModel, ShardListModel, ShardModel, TableModel, TablePageModel
+from shardam_server.admin.answer_models import ShardListModel, ShardModel, TableModel, TablePageModel
+from shardam_server.admin.checkpoint_models import ClusterModel
 
 
 def is_problem(response: httpx2.Response, status: int, reason: str) -> bool:
@@ -124,7 +125,15 @@ def test_openapi_names_every_route(client: TestClient) -> None:
         "/v1/tables/{table}/rows/{row_id}",
         "/v1/tables/{table}/rows/{row_id}:clearMoments",
         "/v1/tables/{table}/rows:batchGet",
+        "/v1/tables/{table}:export",
+        "/v1/tables/{table}:import",
         "/v1/rows:batchGet",
+        "/v1/checkpoints",
+        "/v1/checkpoints/{name}",
+        "/v1/checkpoints/{name}:verify",
+        "/v1/checkpoints/{name}:restore",
+        "/v1/jobs",
+        "/v1/jobs/{job_id}",
         "/healthz",
         "/readyz",
         "/metrics",

@@ -65,6 +65,16 @@ ROUTES = [
     ("PUT", "/v1/tables/t/rows/1", "this route takes none"),
     ("DELETE", "/v1/tables/t/rows/1", "this route takes none"),
     ("POST", "/v1/tables/t/rows/1:clearMoments", "this route takes none"),
+    ("GET", "/v1/tables/t:export", "known are format"),
+    ("POST", "/v1/tables/t:import", "known are overwrite, weights_only, format"),
+    ("GET", "/v1/checkpoints", "this route takes none"),
+    ("POST", "/v1/checkpoints", "this route takes none"),
+    ("GET", "/v1/checkpoints/c", "this route takes none"),
+    ("DELETE", "/v1/checkpoints/c", "this route takes none"),
+    ("POST", "/v1/checkpoints/c:verify", "this route takes none"),
+    ("POST", "/v1/checkpoints/c:restore", "this route takes none"),
+    ("GET", "/v1/jobs", "this route takes none"),
+    ("GET", "/v1/jobs/j", "this route takes none"),
 ]
 
 

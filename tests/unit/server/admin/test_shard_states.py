@@ -14,7 +14,8 @@ from shardam_testing.fake_shards import FakeCluster
 
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import shard_pb2
-from shardam_server.admin.answer_models import ClusterModel, ReadinessModel, ShardListModel, ShardModel
+from shardam_server.admin.answer_models import ReadinessModel, ShardListModel, ShardModel
+from shardam_server.admin.checkpoint_models import ClusterModel
 
 from .conftest import OpenAdmin
 
