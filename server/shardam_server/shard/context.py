@@ -90,8 +90,8 @@ class ShardContext:
 
         While changes are held back it waits for its release first.
 
-        The future raises ShardNotReady where the shard overslept its lease or its state was replaced, ShardLost where it has not
-        the state that the change is meant for, and what apply raises; nothing was changed then.
+        The future raises ShardNotReady where the shard overslept its lease or its state was replaced, ShardLost where it has
+        not the state that the change is meant for, and what apply raises; nothing was changed then.
 
         Args:
             apply: the change.

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import grpc.aio
 import prometheus_client
@@ -14,13 +15,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from shardam_proto.errors import CheckpointFailed, InvalidArgument, JournalDamaged, ShardamError, VersionMismatch
+from shardam_proto.errors import InvalidArgument, JournalDamaged, ShardamError, VersionMismatch
 from shardam_proto.limits import SERVER_OPTIONS
+from shardam_proto.registry import Plan
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import (
     checkpoint_pb2,
     checkpoint_pb2_grpc,
-    cut_pb2,
     embedding_pb2,
     embedding_pb2_grpc,
     row_pb2,
@@ -62,12 +63,15 @@ from shardam_server.shard.services.embedding import EmbeddingServicer
 from shardam_server.shard.services.row import RowServicer
 from shardam_server.shard.services.shard import ShardServicer
 from shardam_server.shard.services.table import TableServicer
+from shardam_server.shard.serving import Serving
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.streams import Streams
 from shardam_server.shard.tenure import Tenure
 from shardam_server.shard_words import JOURNAL_STATES
 
 logger = logging.getLogger(__name__)
+
+Found = TypeVar("Found", RouteMap, Plan)
 
 SERVICES = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
@@ -161,22 +165,34 @@ class ShardProcess:
             self._registration,
             settings.lease_s,
             lambda found: _call(loop, self._notice_map, found),
+            lambda plan: _call(loop, self._checkpoints.adoption.notice, plan),
             accepts_loss=settings.truncate_journal,
         )
         self._renewal = Renewal(shard.tenure, self._membership.renew, settings.lease_s, lambda: _wake(loop, self._replaced))
-        self._joining = Joining(shard, settings, self._registration, self._membership, lambda: self._make_state(device))
-        self._lost = LostShard(
-            shard, self._registration, self._membership, self._peers, lambda: self._make_state(device), self._serve
-        )
         directory = PeerDirectory(self._registration.view)
         self._groups = HomeGroups(shard, Delivery(shard, self._peers, directory), settings.step_timeout_s)
         self._closing = ClientClosing(shard, self._peers, directory, self._groups)
         self._groups.close_client = self._closing.close
-        self._checkpoints = Checkpoints(shard, settings, self._peers, directory, self._adopt)
-        self._client_watch = ClientWatch(shard, self._closing, Silence(settings.client_lease_s))
+        client_watch = ClientWatch(shard, self._closing, Silence(settings.client_lease_s))
+        self._serving = Serving(shard, self._groups, client_watch, self._set_health)
 
-    async def _adopt(self, request: cut_pb2.AdoptPlanRequest) -> cut_pb2.AdoptPlanResponse:
-        raise AssertionError(request)
+        def make_state() -> ShardState:
+            return self._make_state(device)
+
+        self._checkpoints = Checkpoints(
+            shard,
+            settings,
+            self._registration,
+            self._membership,
+            self._peers,
+            directory,
+            self._serving,
+            make_state,
+        )
+        self._serving.when_serving = self._checkpoints.start
+        adopt = self._checkpoints.adoption.adopt
+        self._joining = Joining(shard, settings, self._registration, self._membership, make_state, adopt)
+        self._lost = LostShard(shard, self._registration, self._membership, self._peers, make_state, self._serving.serve)
 
     def _make_state(self, device: Device) -> ShardState:
         state = ShardState(device, self._settings.max_rows, self._settings.max_clients)
@@ -192,7 +208,14 @@ class ShardProcess:
         with self._listening_http():
             await self._bind()
             work = asyncio.create_task(self._work())
-            ends = [asyncio.create_task(event.wait()) for event in (self._stop, self._replaced, self._half_applied)]
+            events = (
+                self._stop,
+                self._replaced,
+                self._half_applied,
+                self._checkpoints.leaving.begun,
+                self._checkpoints.adoption.failed,
+            )
+            ends = [asyncio.create_task(event.wait()) for event in events]
             await asyncio.wait({work, *ends}, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
                 end.cancel()
@@ -202,7 +225,9 @@ class ShardProcess:
             await self._drain()
             if failed:
                 work.result()  # raises why the shard could not start
-            return 1 if self._replaced.is_set() or self._half_applied.is_set() else 0
+            self._checkpoints.leaving.check()
+            failures = (self._replaced, self._half_applied, self._checkpoints.adoption.failed)
+            return 1 if any(event.is_set() for event in failures) else 0
 
     async def _work(self) -> None:
         """Joins the cluster and serves, until it is cancelled.
@@ -212,40 +237,16 @@ class ShardProcess:
         """
         shard = self._shard
         await recover(shard, self._settings)
-        await self._check_checkpoint_folder()
-        await self._joining.register()
-        shard.tenure.tick()
-        shard.tenure.confirm()
-        self._renewal.start()
-        await self._joining.finish()
-        if shard.serving == shard_pb2.SERVING_STATE_STARTING:
-            await self._serve()
+        await self._checkpoints.check_folder()
+        async with self._checkpoints.adoption.turn:
+            await self._joining.register()
+            shard.tenure.tick()
+            shard.tenure.confirm()
+            self._renewal.start()
+            await self._joining.finish()
+            if shard.serving == shard_pb2.SERVING_STATE_STARTING:
+                await self._serving.serve()
         await shard.kept.keep_bases(shard.sequencer.change)
-
-    async def _check_checkpoint_folder(self) -> None:
-        """Looks whether checkpoints can be written, before anyone relies on them.
-
-        Raises:
-            UsageError: they cannot, and this shard has no state yet that training could go on with.
-        """
-        if self._checkpoints.home is None:
-            return
-        try:
-            await self._checkpoints.home.check_folder()
-        except CheckpointFailed as error:
-            if self._settings.checkpoint_dir is not None and self._shard.kept.current is None:
-                raise UsageError(error.message) from error
-            logger.error("%s; no checkpoint can be made until then", error.message)
-
-    async def _serve(self) -> None:
-        shard = self._shard
-        shard.serving = shard_pb2.SERVING_STATE_SERVING
-        await self._groups.start()
-        await self._client_watch.start()
-        if self._checkpoints.home is not None:
-            self._checkpoints.home.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        logger.info("serves at %s on device %s", shard.address, shard.device.name)
 
     def _notice_map(self, found: RouteMap) -> None:
         """Takes over a route map of a higher epoch."""
@@ -311,11 +312,8 @@ class ShardProcess:
             await self._membership.withdraw()
         # A fenced shard answers nobody any more: what waits is refused by its tenure, and the connections are closed at once.
         await self._server.stop(None if shard.tenure.fenced else self._settings.drain_s)
-        if self._checkpoints.home is not None:
-            await self._checkpoints.home.stop()
-        await shard.tasks.stop()
-        await self._client_watch.stop()
-        await self._groups.stop()
+        await self._checkpoints.stop()
+        await self._serving.suspend()
         await self._peers.close()
         await asyncio.to_thread(shard.sequencer.close)
         await asyncio.to_thread(shard.kept.close)
@@ -358,7 +356,7 @@ class ShardProcess:
         )
 
 
-def _call(loop: asyncio.AbstractEventLoop, action: Callable[[RouteMap], None], found: RouteMap) -> None:
+def _call(loop: asyncio.AbstractEventLoop, action: Callable[[Found], None], found: Found) -> None:
     """Has a loop do something from another thread."""
     loop.call_soon_threadsafe(action, found)
 

@@ -329,12 +329,12 @@ class Registration:
     ) -> PlanAnswer:
         names, plan = self.keys, entry.plan
         keys = (names.cluster_entry, names.route_map, names.tables, names.lineages, names.marks, names.plan, names.shard(0))
-        keys = (*keys, *more_keys)
         with self._reaching():
             answer = self._redis.eval(
                 script,
-                len(keys),
+                len(keys) + len(more_keys),
                 *keys,
+                *more_keys,
                 _cluster_text(entry.cluster.cluster_id),
                 incarnation,
                 former,

@@ -46,8 +46,8 @@ numbers: they stay below 2^53. Of a shard whose state is from before the plan no
 cluster is no longer so.
 
 KEYS: shard, cluster entry, map, lineages, high marks, plan. ARGV: 1 the shard's entry, 2 its incarnation in it, 3 the lease in
-ms; 4 the cluster's id in 5 the cluster's entry; 6 the shard's index, 7 its lineage or '', 8 the last change of it that is kept or
-''; 9 and 10 texts of an entry that may be replaced or ''; 11 the map or '', 12 its epoch; 13 not '': what is missing of the
+ms; 4 the cluster's id in 5 the cluster's entry; 6 the shard's index, 7 its lineage or '', 8 the last change of it that is kept
+or ''; 9 and 10 texts of an entry that may be replaced or ''; 11 the map or '', 12 its epoch; 13 not '': what is missing of the
 lineage is given up; 14 a count of pairs, 15 and 16 timeline and epoch of the state; then so many pairs of index and lineage,
 then pairs of index and mark, of other shards.
 """
@@ -120,7 +120,8 @@ written again by any shard that has taken it over, with the lineages that it kno
 
 KEYS: cluster entry, map, tables, lineages, high marks, plan, home. ARGV: 1 the cluster's id in its entry; 2 home's incarnation
 in its entry or '': it is written again; 3 the former plan or ''; 4 the plan, 5 its timeline, 6 its epoch; 7 the cluster's
-entry; 8 the map; 9 how many tables, 10 how many lineages; then pairs of table and schema, of index and lineage, of index and mark.
+entry; 8 the map; 9 how many tables, 10 how many lineages; then pairs of table and schema, of index and lineage, of index and
+mark.
 """
 
 DECIDE_MOVE = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterator
 
 from shardam_proto.errors import ShardamError
@@ -76,6 +77,8 @@ class Snapshot:
         self._cuts = [TableCut(table, self.change_number, self._room) for table in tables]
         self._max_rows = {table.table_id: max(1, PAGE_BYTES // row_bytes(table.spec.dim)) for table in tables}
         state.snapshots.add(self._room)
+        # A call that makes one may be cancelled before it hands it over; what nobody holds, nobody closes.
+        weakref.finalize(self, self._room.close).atexit = False
 
     @property
     def pre_image_bytes(self) -> int:

@@ -255,7 +255,7 @@ class RowStorage:
         Raises:
             OutOfMemory: a snapshot that needs them has no room for them; nothing has changed.
         """
-        for note in self._watch(row_ids):
+        for note in self._watch(np.unique(row_ids) if self.watchers else row_ids):
             note()
         return self._remove(row_ids)
 
@@ -265,7 +265,7 @@ class RowStorage:
     # -- copies of rows as of a moment
 
     def _watch(self, row_ids: Int64s) -> list[Callable[[], None]]:
-        """Has rows that exist and are about to be changed seen as they are; returns what to call when they are changed."""
+        """Has distinct rows that are about to be changed seen as they are; returns what to call when they are changed."""
         if not self.watchers:
             return []
         slots = self.lookup(row_ids)

@@ -1,8 +1,8 @@
 """How a shard takes a checkpoint over that its cluster goes on from: in place of the state it has, or lacks.
 
-A plan in Redis is decided (shardam_proto.registry.Plan). Whatever this process does or suffers, its shard loads its share sooner
-or later: its folder holds the former state until the new one is whole there, and the plan says which of the two it is. A shard
-that has done so says so by a lineage; all serve once all have.
+A plan in Redis is decided (shardam_proto.registry.Plan). Whatever this process does or suffers, its shard loads its share
+sooner or later: its folder holds the former state until the new one is whole there, and the plan says which of the two it is.
+A shard that has done so says so by a lineage; all serve once all have.
 """
 
 from __future__ import annotations

@@ -1,23 +1,39 @@
-"""Puts a shard's part in checkpoints together, and home's."""
+"""Puts together a shard's part in checkpoints, and home's."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Callable, Sequence
 
-from shardam_proto.errors import BadOption
-from shardam_proto.v1 import cut_pb2, job_pb2
+from shardam_proto.errors import CheckpointDamaged, CheckpointFailed
+from shardam_proto.registry import ClusterEntry, ClusterView, Plan
+from shardam_proto.v1 import common_pb2, cut_pb2
+from shardam_server.command_errors import UsageError
 from shardam_server.settings import ShardSettings
+from shardam_server.shard.checkpoints.adoption import Adoption, ServingLife
 from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.creation import Creation
 from shardam_server.shard.checkpoints.cutting import Cutting
 from shardam_server.shard.checkpoints.extras import Extras
+from shardam_server.shard.checkpoints.final_holds import FinalHolds
 from shardam_server.shard.checkpoints.home import HomeCheckpoints, Replacing, Schedule
+from shardam_server.shard.checkpoints.leaving import Leaving
+from shardam_server.shard.checkpoints.loading import load
+from shardam_server.shard.checkpoints.resharding import Resharding
+from shardam_server.shard.checkpoints.restoring import Restoring
+from shardam_server.shard.checkpoints.tasks import Progress
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.journal.options import JournalOptions
+from shardam_server.shard.membership import Membership
 from shardam_server.shard.peer_cuts import PeerCuts
 from shardam_server.shard.peer_directory import PeerDirectory
 from shardam_server.shard.peers import Peers
-from shardam_server.shard.services.cuts import Cuts
+from shardam_server.shard.registration import PlanAnswer, PlanEntry, Registration
+from shardam_server.shard.services import plans
+from shardam_server.shard.services.cuts import Cuts, no_folder
+from shardam_server.shard.state import ShardState
+
+logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -26,45 +42,126 @@ class Checkpoints:
     Args:
         shard: the shard.
         settings: its settings.
+        registration: its entries in Redis.
+        membership: its place in the cluster.
         peers: the other shards.
         directory: where they are.
+        life: what begins and ends with serving.
+        make_state: makes an empty state.
 
     Attributes:
         cuts: does what home asks of this shard.
-        home: home's; on the other shards it refuses; None: there is no folder for checkpoints.
-        catalogue: where they lie; None: nowhere.
+        home: home's, though every shard has it; None: there is no folder for checkpoints.
+        adoption: takes plans over.
+        leaving: ends the process once its state has moved.
     """
 
     def __init__(
         self,
         shard: ShardContext,
         settings: ShardSettings,
+        registration: Registration,
+        membership: Membership,
         peers: Peers,
         directory: PeerDirectory,
-        adopt: Callable[[cut_pb2.AdoptPlanRequest], Awaitable[cut_pb2.AdoptPlanResponse]],
+        life: ServingLife,
+        make_state: Callable[[], ShardState],
     ) -> None:
+        self._shard = shard
+        self._settings = settings
+        self._registration = registration
         root = settings.checkpoint_root
-        self.catalogue = None if root is None else Catalogue(root, settings.cluster)
+        self._catalogue = None if root is None else Catalogue(root, settings.cluster)
+        self.leaving = Leaving(shard, settings.cluster)
+        self.adoption = Adoption(shard, registration, membership, life, make_state, self._load, self.leaving.begin)
+        self._final_holds = FinalHolds(shard.identity, shard.holding, registration.end_move, self.adoption.notice)
         spare_bytes = JournalOptions.from_settings(settings).spare_bytes
-        self.cuts = Cuts(shard, self.catalogue, spare_bytes, shard.holding.release, adopt)
-        self.home = None if self.catalogue is None else self._home(self.catalogue, shard, settings, peers, directory)
-
-    def _home(
-        self,
-        catalogue: Catalogue,
-        shard: ShardContext,
-        settings: ShardSettings,
-        peers: Peers,
-        directory: PeerDirectory,
-    ) -> HomeCheckpoints:
+        self.cuts = Cuts(shard, self._catalogue, spare_bytes, self._final_holds.final_hold_expired, self._adopt)
         peer_cuts = PeerCuts(shard.identity, peers, directory, self.cuts)
+        self.home = None if self._catalogue is None else self._home(self._catalogue, peer_cuts)
+
+    def _home(self, catalogue: Catalogue, peer_cuts: PeerCuts) -> HomeCheckpoints:
+        shard, settings = self._shard, self._settings
         cutting, extras = Cutting(peer_cuts, settings.hold_s), Extras(catalogue.folder)
         creation = Creation(shard.identity, cutting, peer_cuts, catalogue, extras, settings.checkpoint_keep)
+        restoring = Restoring(shard, self._registration, peer_cuts, cutting, catalogue, self.adoption)
+        moves = MoveRegistry(shard, self._registration)
+        resharding = Resharding(shard.identity, peer_cuts, cutting, creation, catalogue, moves)
         schedule = Schedule(settings.checkpoint_every_s, settings.step_timeout_s)
-        later = _Later()
-        return HomeCheckpoints(shard, catalogue, extras, creation, cutting, Replacing(later, later), schedule)
+        return HomeCheckpoints(shard, catalogue, extras, creation, cutting, Replacing(restoring, resharding), schedule)
+
+    async def check_folder(self) -> None:
+        """Looks whether checkpoints can be written, before anyone relies on them.
+
+        Raises:
+            UsageError: they cannot, and this shard has no state yet that training could go on with.
+        """
+        if self.home is None:
+            return
+        try:
+            await self.home.check_folder()
+        except CheckpointFailed as error:
+            if self._settings.checkpoint_dir is not None and self._shard.kept.current is None:
+                raise UsageError(error.message) from error
+            logger.error("%s; no checkpoint can be made until then", error.message)
+
+    def start(self) -> None:
+        """Begins what home does by itself."""
+        if self.home is not None:
+            self.home.start()
+
+    async def stop(self) -> None:
+        """Ends all work for checkpoints."""
+        if self.home is not None:
+            await self.home.stop()
+        await self.adoption.stop()
+        await self._final_holds.stop()
+        await self._shard.tasks.stop()
+
+    async def _adopt(self, request: cut_pb2.AdoptPlanRequest) -> cut_pb2.AdoptPlanResponse:
+        return await plans.adopt(self._shard, self.adoption, request)
+
+    def _load(self, state: ShardState, plan: Plan, progress: Progress) -> None:
+        """Puts this shard's share of a plan's checkpoint into a state; blocking."""
+        index = self._shard.identity.index
+        if self._catalogue is None:
+            raise no_folder(index)
+        manifest, folder = self._catalogue.read(plan.folder)
+        if manifest.checkpoint_id != plan.checkpoint_id:
+            raise CheckpointDamaged(
+                f"{folder} holds another checkpoint than the one that the cluster goes on from (id "
+                f"{manifest.checkpoint_id:016x}, not {plan.checkpoint_id:016x}); put that one back",
+                metadata={"folder": str(folder)},
+            )
+        load(state, manifest, folder, plan, index, state.device.make_records, progress)
 
 
-class _Later:
-    async def run(self, *args: object, **kwargs: object) -> job_pb2.RestoreReport:
-        raise BadOption("is being built")
+class MoveRegistry:
+    """What a move to other shards asks of Redis, on home; blocking.
+
+    Args:
+        shard: home.
+        registration: its entries in Redis.
+    """
+
+    def __init__(self, shard: ShardContext, registration: Registration) -> None:
+        self._shard = shard
+        self._registration = registration
+
+    def view(self) -> ClusterView:
+        """Reads the cluster."""
+        return self._registration.view()
+
+    def allow_move(self, hold_id: int, incarnations: Sequence[int]) -> None:
+        """Allows to decide a plan under a final hold, until a shard goes on instead."""
+        self._registration.allow_move(hold_id, incarnations)
+
+    def decide_move(self, plan: Plan, tables: Sequence[common_pb2.TableInfo], hold_id: int) -> bool:
+        """Decides a plan, once, if that is still allowed under the hold; may be repeated."""
+        identity = self._shard.identity
+        cluster = identity.require_cluster()
+        entry = PlanEntry(plan, ClusterEntry(cluster.cluster_id, plan.num_shards, plan.seed), tables)
+        answer = self._registration.decide_move(entry, identity.plan, identity.incarnation, hold_id, cluster.num_shards)
+        if answer is not PlanAnswer.DONE:
+            logger.warning("the move is not decided: %s", answer.value)
+        return answer is PlanAnswer.DONE

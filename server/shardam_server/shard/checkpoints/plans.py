@@ -36,7 +36,8 @@ def schemas(manifest: Manifest, plan: Plan) -> list[common_pb2.TableInfo]:
 async def commit(shard: ShardContext, registration: Registration, plan: Plan, tables: Sequence[common_pb2.TableInfo]) -> None:
     """Decides a plan, in one step: from then on Redis has it, its cluster, its map and its tables, and no lineage.
 
-    May be repeated with the same plan. Where it raises RedisUnreachable it may have been decided all the same: `is_decided` says.
+    May be repeated with the same plan. Where it raises RedisUnreachable it may have been decided all the same:
+    `is_decided` says.
 
     Args:
         shard: home.
@@ -45,7 +46,8 @@ async def commit(shard: ShardContext, registration: Registration, plan: Plan, ta
         tables: schemas of all tables from then on.
 
     Raises:
-        ShardNotReady: home has lost its name, or Redis what it knew of the cluster, or there is another plan; nothing is decided.
+        ShardNotReady: home has lost its name, or Redis what it knew of the cluster, or there is another plan; nothing is
+            decided.
         WrongCluster: Redis knows another cluster by this name.
         RedisUnreachable: Redis does not answer.
     """
@@ -58,8 +60,8 @@ async def commit(shard: ShardContext, registration: Registration, plan: Plan, ta
         raise WrongCluster(f"Redis knows another cluster as {registration.keys.cluster!r} now; nothing was changed")
     if answer is not PlanAnswer.DONE:
         raise ShardNotReady(
-            f"the state was not replaced, because of what Redis says ({answer.value}): another process may be home, or Redis was "
-            "emptied; try again"
+            f"the state was not replaced, because of what Redis says ({answer.value}): another process may be home, or Redis "
+            "was emptied; try again"
         )
 
 

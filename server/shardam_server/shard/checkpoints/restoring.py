@@ -139,8 +139,8 @@ class Restoring:
         if only_if_empty and present:
             names = ", ".join(map(repr, sorted(present)))
             raise CheckpointMismatch(
-                f"the cluster has tables ({names}), and a restore at a start does not replace a state: leave --restore out to go "
-                f"on with it, or replace it with `shardam checkpoint restore {manifest.name}`",
+                f"the cluster has tables ({names}), and a restore at a start does not replace a state: leave --restore out to "
+                f"go on with it, or replace it with `shardam checkpoint restore {manifest.name}`",
                 metadata={"tables": ",".join(sorted(present))},
             )
         choice = choose_tables(manifest, present, options)

@@ -7,7 +7,8 @@
     ...; keeping.cancel(); sequencer.close(); store.close()
 
 `begin` and `resume` put the journal into the state; `give_up` ends it, and `begin` may follow once more. Nothing but LOCK is
-written before one of them, so that a process may look at a folder, learn that it must not go on from it, and leave it as it was.
+written before one of them, so that a process may look at a folder, learn that it must not go on from it, and leave it as it
+was.
 """
 
 from __future__ import annotations

@@ -2,78 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from shardam_testing.full_device import FullDevice
 
-from shardam_kernels.factors import AdamOptions, Factors
-from shardam_kernels.initializers import InitialRows
-from shardam_kernels.layout import Layout
-from shardam_kernels.row_steps import RowSteps
+from shardam_kernels.factors import AdamOptions
 from shardam_proto.errors import OutOfMemory
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.clients import Origin
 from shardam_server.shard.groups.changes import IncomingPart, decide, set_group, stage
 from shardam_server.shard.groups.values import Contribution, Decision, Group, GroupTerms, Member
-from shardam_server.shard.records import CpuRecords, Float32s, Gradients, Int64s, StagedStep
+from shardam_server.shard.records import CpuRecords
 from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection, Table, table_from_info
 
 CLIENT = b"c" * 16
-
-
-class FullDevice:
-    """A device whose chosen operation finds no room from its n-th call on, for n calls."""
-
-    name = "full"
-    num_threads = 1
-    memory_bytes = 0
-
-    def __init__(self) -> None:
-        self.fails_at = ""
-        self.calls_left = 0
-        self.fired = 0
-
-    def make_records(self, layout: Layout, initial: InitialRows) -> FullRecords:
-        return FullRecords(self, layout, initial)
-
-    def finish(self) -> None:
-        return None
-
-    def meet(self, operation: str) -> None:
-        if operation != self.fails_at:
-            return
-        self.calls_left -= 1
-        if self.calls_left < 0:
-            self.fired += 1
-            raise MemoryError("full has no room")
-
-
-class FullRecords(CpuRecords):
-    """Records that ask their device for room."""
-
-    def __init__(self, device: FullDevice, layout: Layout, initial: InitialRows) -> None:
-        super().__init__(layout, initial, num_threads=1)
-        self._device = device
-
-    def reserve(self, num_slots: int) -> None:
-        self._device.meet("reserve")
-        super().reserve(num_slots)
-
-    def initialize(self, slots: Int64s, row_ids: Int64s) -> None:
-        self._device.meet("initialize")
-        super().initialize(slots, row_ids)
-
-    def stage(self, slots: Int64s, gradients: Gradients, factors: Factors, steps: RowSteps) -> StagedStep:
-        self._device.meet("stage")
-        return super().stage(slots, gradients, factors, steps)
-
-    def write(self, slots: Int64s, components: Mapping[str, Float32s]) -> None:
-        self._device.meet("write")
-        super().write(slots, components)
 
 
 class World:
