@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 from shardam import errors, init
+from shardam._checkpoint_job import CheckpointJob
+from shardam._checkpoint_values import CheckpointInfo, RestoreReport, TableReport
 from shardam._connect import connect
 from shardam._table_files import ExportReport, ImportReport
 from shardam.cluster import Cluster
@@ -41,6 +43,10 @@ __all__ = [
     "ExportReport",
     "ImportReport",
     "AdamOptions",
+    "CheckpointJob",
+    "CheckpointInfo",
+    "RestoreReport",
+    "TableReport",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingCollection",

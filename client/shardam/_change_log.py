@@ -12,6 +12,7 @@ from shardam._changes import AnyChange
 from shardam._contributions import Contribution
 from shardam._lane import Lane
 from shardam._session import Session
+from shardam._shards import Shards
 from shardam._waiting import StepWait
 
 MAX_IN_FLIGHT = 8
@@ -36,8 +37,13 @@ class ChangeLog:
         self._membership = session.membership
         self._max_in_flight = 1 if self._membership is not None and self._membership.options.is_sync else MAX_IN_FLIGHT
         self._last_number = 0
+        self._closed = False
         self._unsettled: dict[int, AnyChange] = {}
-        self._lanes = [Lane(session, link, self.lock, self._note) for link in session.links]
+        self._session = session
+        with self.lock:
+            session.when_moved(self._move)
+            self._shards = session.shards
+            self._lanes = self._new_lanes()
 
     # with the lock held
 
@@ -53,6 +59,7 @@ class ChangeLog:
 
     def enter(self, change: AnyChange) -> None:
         """Gives a change the next number, and its step, and sends its parts to all shards."""
+        change.fit(self._shards.route_map)
         self._last_number = change.number = self._last_number + 1
         if self._membership is not None:
             self._membership.enter(change)
@@ -67,9 +74,40 @@ class ChangeLog:
 
     def close(self) -> None:
         """Sends nothing more; what is not settled is forgotten."""
+        self._closed = True
         self._unsettled.clear()
         for lane in self._lanes:
             lane.close()
+
+    # to other shards
+
+    def _new_lanes(self) -> list[Lane]:
+        return [Lane(self._session, link, self.lock, self._note) for link in self._shards.links]
+
+    def _move(self, shards: Shards, last_number: int) -> None:
+        """Goes on with the shards of another route map; called by the session.
+
+        Args:
+            shards: they.
+            last_number: up to this number changes are closed on all of them. Later ones are applied nowhere, and sent there.
+        """
+        with self.lock:
+            if shards.epoch <= self._shards.epoch:
+                return
+            for lane in self._lanes:
+                lane.close()
+            self._shards = shards
+            self._lanes = [] if self._closed else self._new_lanes()
+            for change in self._unsettled.values():
+                change.fit(shards.route_map, last_number)
+                if not change.settled:
+                    for lane in self._lanes:
+                        lane.add(change)
+            for change in [change for change in self._unsettled.values() if change.settled]:
+                self._settle(change)
+                self._noted(change)
+
+    # answers
 
     def _note(self, change: AnyChange) -> None:
         for lane in self._lanes:
@@ -77,10 +115,13 @@ class ChangeLog:
         if self._membership is not None and isinstance(change, Contribution) and change.waits_for_members:
             self._say_wait(self._membership.wait, change)
         if change.settled:
-            del self._unsettled[change.number]
-            if self._membership is not None:
-                self._membership.settle(change)
+            self._settle(change)
         self._noted(change)
+
+    def _settle(self, change: AnyChange) -> None:
+        del self._unsettled[change.number]
+        if self._membership is not None:
+            self._membership.settle(change)
 
     def _say_wait(self, wait: StepWait, change: Contribution) -> None:
         if change.missing:

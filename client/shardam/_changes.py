@@ -11,7 +11,8 @@ import enum
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from shardam_proto.errors import ShardamError, make_error
+from shardam_proto.errors import MessageTooLarge, ShardamError, make_error
+from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2, embedding_pb2
 
 AnswerT = TypeVar("AnswerT")
@@ -36,6 +37,18 @@ class Part(Protocol[PartAnswerT]):
 
 
 PartT = TypeVar("PartT", bound=Part[object])
+
+
+class SplitAnew(Protocol[PartT]):
+    """Puts the parts of a change together again and splits them for another route map."""
+
+    def __call__(self, parts: Sequence[PartT], route_map: RouteMap, *, rows: bool = True) -> list[PartT]:
+        """Splits them; rows: False: leaves the rows out.
+
+        Raises:
+            MessageTooLarge: a part does not fit now.
+        """
+        ...
 
 
 class Turn(enum.Enum):
@@ -79,8 +92,22 @@ class AnyChange(Protocol):
         ...
 
     @property
+    def is_decided(self) -> bool:
+        """True: it has ended on a shard, or its step has; whatever becomes of the shards, its number is closed on all."""
+        ...
+
+    @property
     def waits_for_members(self) -> bool:
         """True: no shard has anything to do for it before other members of the group have arrived."""
+        ...
+
+    def fit(self, route_map: RouteMap, last_number: int = 0) -> None:
+        """Splits it for another route map, if it is split for a former one; what shards of that one said counts no more.
+
+        Args:
+            route_map: the map.
+            last_number: up to this number this client's changes are closed on every shard of the map.
+        """
         ...
 
     def turn(self, shard: int) -> Turn | None:
@@ -114,6 +141,8 @@ class Change(Generic[PartT, AnswerT]):
 
     Attributes:
         parts: one for each shard, empty ones too, by shard index.
+        route_map: the map for which it is split.
+        split_anew: splits its parts for another one.
         answer_of: reads the answer of a part.
         steps_of: ids of the tables that stepped, from an answer; row changes step none.
         contributes: it is a push.
@@ -123,9 +152,13 @@ class Change(Generic[PartT, AnswerT]):
         answers: what shards that applied it said.
         refusals: why other shards refused it for good.
         closed: refusing shards on which its number is closed.
+        over: why it was refused by the shards of a former map, which have closed its number everywhere; None: it was not.
+        unsendable: why it cannot be sent under the present map, so that its number is closed without it; None: it can.
     """
 
     parts: list[PartT]
+    route_map: RouteMap
+    split_anew: SplitAnew[PartT]
     answer_of: Callable[[PartT, embedding_pb2.ExchangeResponse], AnswerT]
     steps_of: Callable[[AnswerT], list[int]]
     contributes: bool = False
@@ -134,6 +167,8 @@ class Change(Generic[PartT, AnswerT]):
     answers: dict[int, AnswerT] = dataclasses.field(default_factory=dict)
     refusals: dict[int, ShardamError] = dataclasses.field(default_factory=dict)
     closed: set[int] = dataclasses.field(default_factory=set)
+    over: ShardamError | None = None
+    unsendable: ShardamError | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -143,12 +178,40 @@ class Change(Generic[PartT, AnswerT]):
     @property
     def settled(self) -> bool:
         """True: its number is closed on every shard."""
-        return len(self.answers) + len(self.closed) == len(self.parts)
+        return self.over is not None or len(self.answers) + len(self.closed) == len(self.parts)
+
+    @property
+    def is_decided(self) -> bool:
+        """True: a shard has applied it, or closed its number."""
+        return bool(self.answers or self.closed)
 
     @property
     def waits_for_members(self) -> bool:
         """False: it is applied on arrival."""
         return False
+
+    def fit(self, route_map: RouteMap, last_number: int = 0) -> None:
+        """Splits it for another route map.
+
+        A number that is closed is asked for once more, for the new shards' part of its outcome. One that is not was applied
+        nowhere: shards apply up to the highest number that any of them had.
+        """
+        if route_map == self.route_map:
+            return
+        is_closed = 0 < self.number <= last_number
+        rows = not is_closed or route_map.num_shards == self.route_map.num_shards  # the same parts as before are known there
+        if is_closed and self.refusals:
+            self.over = self.refusal()  # this client closed it, once it knew all outcomes
+            return
+        try:
+            self.parts = self.split_anew(self.parts, route_map, rows=rows)
+        except MessageTooLarge as error:
+            self.unsendable = error
+            self.parts = self.split_anew(self.parts, route_map, rows=False)
+        self.route_map = route_map
+        self.answers.clear()
+        self.closed.clear()
+        self.refusals = {} if self.unsendable is None else dict.fromkeys(range(len(self.parts)), self.unsendable)
 
     def turn(self, shard: int) -> Turn | None:
         """Returns PART; where that was refused CLOSE, once all other outcomes are known."""
@@ -160,7 +223,7 @@ class Change(Generic[PartT, AnswerT]):
 
     def is_over(self, shard: int) -> bool:
         """True: the shard has applied it, or closed the number that it had refused."""
-        return shard in self.answers or shard in self.closed
+        return self.over is not None or shard in self.answers or shard in self.closed
 
     def stepped_tables(self) -> list[int]:
         """Tables that stepped where the change was applied."""
@@ -187,8 +250,8 @@ class Change(Generic[PartT, AnswerT]):
 
     def refusal(self) -> ShardamError | None:
         """Returns why a settled change was refused, with each shard's outcome, or None."""
-        if not self.refusals:
-            return None
+        if self.over is not None or not self.refusals:
+            return self.over
         index, first = min(self.refusals.items())
         if len(self.parts) == 1:
             return first

@@ -7,7 +7,7 @@ import os
 
 from shardam._discovery import open_session
 from shardam._group import GroupRequest, group_options
-from shardam._session import SessionOptions
+from shardam._session_options import SessionOptions
 from shardam.cluster import TOKEN_VARIABLE, Cluster
 from shardam_proto.errors import BadOption
 from shardam_proto.schema import check_name

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 from shardam._changes import Turn, close_message
 from shardam._messages import PushPart
-from shardam_proto.errors import ShardamError, make_error
+from shardam._split import split_push_anew
+from shardam_proto.errors import MessageTooLarge, ShardamError, make_error
+from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2
 
 HOME = 0
@@ -24,6 +26,7 @@ class Contribution:
 
     Attributes:
         parts: one for each shard, empty ones too, by shard index.
+        route_map: the map for which it is split.
         own_refusal: why this client refuses its own contribution, which is then refused for all members; the parts are empty.
         number: its number, once it has one.
         step: the step.
@@ -34,9 +37,12 @@ class Contribution:
         missing: ranks that the step waits for, as home said last; empty: not known.
         absent: of these, the ones that nobody has joined as.
         result: how the step ended; None: not known yet.
+        over: it ended on the shards of a former map, and the number is closed everywhere.
+        unsendable: why it cannot be sent under the present map, so that the step is refused for all; None: it can.
     """
 
     parts: list[PushPart]
+    route_map: RouteMap
     own_refusal: ShardamError | None = None
     number: int = 0
     step: int = 0
@@ -47,6 +53,8 @@ class Contribution:
     missing: list[int] = dataclasses.field(default_factory=list)
     absent: list[int] = dataclasses.field(default_factory=list)
     result: group_pb2.StepResult | None = None
+    over: bool = False
+    unsendable: ShardamError | None = None
 
     @property
     def contributes(self) -> bool:
@@ -61,7 +69,12 @@ class Contribution:
     @property
     def settled(self) -> bool:
         """True: its number is closed on every shard, or will be before the shard looks at the next one."""
-        return self.result is not None and all(self.is_over(shard) for shard in range(len(self.parts)))
+        return self.over or (self.result is not None and all(self.is_over(shard) for shard in range(len(self.parts))))
+
+    @property
+    def is_decided(self) -> bool:
+        """True: its step has ended with it, or a shard has closed its number."""
+        return bool(self.closed) or (self.result is not None and not self._came_too_late)
 
     @property
     def waits_for_members(self) -> bool:
@@ -77,8 +90,30 @@ class Contribution:
         """True: the step was decided without it, so that no decision closes the number where its part was refused."""
         return self.result is not None and not self.result.num_contributions
 
+    def fit(self, route_map: RouteMap, last_number: int = 0) -> None:
+        """Splits it for another route map: what was staged is staged nowhere now, and home is to be asked again for the end."""
+        if route_map == self.route_map:
+            return
+        if self.result is not None and self.number <= last_number:
+            self.over = True
+            return
+        is_closed = 0 < self.number <= last_number
+        rows = not is_closed or route_map.num_shards == self.route_map.num_shards  # as for other changes
+        try:
+            self.parts = split_push_anew(self.parts, route_map, rows=rows)
+        except MessageTooLarge as error:
+            self.unsendable = error
+            self.parts = split_push_anew(self.parts, route_map, rows=False)
+        self.route_map, self.result = route_map, None
+        for known in (self.answered, self.refusals, self.closed, self.peaks, self.missing, self.absent):
+            known.clear()
+        if self.unsendable is not None:
+            self.refusals.update(dict.fromkeys(range(len(self.parts)), self.unsendable))
+
     def turn(self, shard: int) -> Turn | None:
         """Returns PART; for home ARRIVE once every shard has answered; CLOSE where a part was refused that came too late."""
+        if self.over:
+            return None
         if shard in self.refusals and self._came_too_late:
             return None if shard in self.closed else Turn.CLOSE
         if shard not in self.answered and shard not in self.refusals:
@@ -87,6 +122,8 @@ class Contribution:
 
     def is_over(self, shard: int) -> bool:
         """True: nothing more is to be told to a shard."""
+        if self.over:
+            return True
         if shard in self.refusals:
             return self.result is not None and (shard in self.closed or not self._came_too_late)
         return shard in self.answered and (shard != HOME or self.result is not None)
@@ -151,13 +188,13 @@ class EmptyStep:
     """A step of a member of a bounded group that has no gradient: its number is closed by SKIP, and its clock goes on.
 
     Attributes:
-        num_shards: number of shards.
+        route_map: the map whose shards are told.
         number: its number, once it has one.
         step: this client's clock after it.
         closed: shards on which the number is closed.
     """
 
-    num_shards: int
+    route_map: RouteMap
     number: int = 0
     step: int = 0
     closed: set[int] = dataclasses.field(default_factory=set)
@@ -175,12 +212,23 @@ class EmptyStep:
     @property
     def settled(self) -> bool:
         """True: its number is closed on every shard."""
-        return len(self.closed) == self.num_shards
+        return len(self.closed) == self.route_map.num_shards
+
+    @property
+    def is_decided(self) -> bool:
+        """True: a shard has closed its number."""
+        return bool(self.closed)
 
     @property
     def waits_for_members(self) -> bool:
         """False: it is carried out on arrival."""
         return False
+
+    def fit(self, route_map: RouteMap, last_number: int = 0) -> None:
+        """Has it told to the shards of another map; where the number is closed, that is a repeat."""
+        if route_map != self.route_map:
+            self.route_map = route_map
+            self.closed.clear()
 
     def turn(self, shard: int) -> Turn | None:
         """Returns CLOSE, once."""

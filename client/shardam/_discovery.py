@@ -7,7 +7,8 @@ import logging
 import redis
 
 from shardam._backoff import Backoff, Deadline
-from shardam._session import Session, SessionOptions
+from shardam._session import Session
+from shardam._session_options import SessionOptions
 from shardam_proto.channels import check_token
 from shardam_proto.errors import RedisUnreachable, ShardamError, ShardLost, ShardNotReady
 from shardam_proto.registry import ClusterView, Keys, connect_redis, display_url, lost_shard_problem, read_cluster

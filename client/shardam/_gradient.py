@@ -20,6 +20,7 @@ from shardam._forks import FORKS
 from shardam._values import TableInfo
 from shardam.cluster import Cluster
 from shardam_proto.errors import BadOption
+from shardam_proto.schema import TableSpec
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -207,24 +208,26 @@ class PulledRows(torch.autograd.Function):
 
 
 def gradient_of(cluster: Cluster, info: TableInfo) -> TableGradient:
-    """Returns the one gradient of a client and table."""
+    """Returns the one gradient of a client and table; a table that a restore has put in the place of one is the same."""
     return _GRADIENTS.of(cluster, info)
 
 
 class _Gradients:
-    """One process's gradients, by client and table id. Thread-safe."""
+    """One process's gradients, by client and table. Thread-safe."""
 
     def __init__(self) -> None:
-        self._tables: weakref.WeakKeyDictionary[Cluster, dict[int, TableGradient]] = weakref.WeakKeyDictionary()
+        self._tables: weakref.WeakKeyDictionary[Cluster, dict[TableSpec, TableGradient]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def of(self, cluster: Cluster, info: TableInfo) -> TableGradient:
         with self._lock:
             tables = self._tables.setdefault(cluster, {})
-            if info.table_id not in tables:
+            if info.spec not in tables:
                 FORKS.add_heir(self)
-                tables[info.table_id] = TableGradient(info)
-            return tables[info.table_id]
+                tables[info.spec] = TableGradient(info)
+            gradient = tables[info.spec]
+            gradient.info = info
+            return gradient
 
     def _begin_anew(self) -> None:
         self._lock = threading.Lock()

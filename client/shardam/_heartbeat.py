@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardam._backoff import Backoff
 from shardam._calls import ShardCall
+from shardam._link import ShardLink
 from shardam._recovery import recover
 from shardam_proto.errors import ShardamError
 from shardam_proto.v1 import embedding_pb2
@@ -29,30 +30,30 @@ class Heartbeat:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._home = session.links[0]
         self._interval_s = session.client_lease_s / BEATS_PER_LEASE
 
     def run(self) -> None:
         """Beats; a lost beat is sent again with back-off."""
         backoff, wait_s = Backoff(), self._interval_s
         while not self._session.over.wait(wait_s):
-            incarnation = self._home.incarnation
+            home = self._session.links[0]
+            incarnation = home.incarnation
             try:
-                beat = ShardCall(self._home, lambda home: home.embedding.Heartbeat, embedding_pb2.HeartbeatRequest())
+                beat = ShardCall(home, lambda link: link.embedding.Heartbeat, embedding_pb2.HeartbeatRequest())
                 self._session.try_once(beat, min(self._interval_s, self._session.try_s))
             except ShardamError as error:
                 if self._session.ended:
                     return
                 if not backoff.num_waits:
                     logger.warning("home did not take a sign of life, trying again: %s", error)
-                hurry = self._come_back(error, incarnation)
+                hurry = self._come_back(home, error, incarnation)
                 wait_s = min(backoff.next_s(hurry=hurry), self._interval_s)
             else:
                 backoff, wait_s = Backoff(), self._interval_s
 
-    def _come_back(self, error: ShardamError, incarnation: int) -> bool:
+    def _come_back(self, home: ShardLink, error: ShardamError, incarnation: int) -> bool:
         try:
-            return recover(self._session, self._home, error, incarnation).hurry
+            return recover(self._session, home, error, incarnation).hurry
         except ShardamError as problem:
             logger.debug("home cannot be found again yet: %s", problem)
             return False

@@ -108,7 +108,7 @@ class Lane:
         if head.attempt is not None and head.attempt.num_sent > head.furthest:
             head.furthest = head.attempt.num_sent
             self._moved_at = time.monotonic()  # a part in many chunks may take its time
-        return self._moved_at
+        return max(self._moved_at, self._session.moving.seen_at)
 
     def stall(self, before: str) -> ShardamError:
         """Returns the error that says for how long this shard has done nothing, and why; its message begins with `before`."""
@@ -249,6 +249,8 @@ class Lane:
         self._forget_tries(waiting)
         if change.take(self._link.index, response):
             self._link.acknowledged = max(self._link.acknowledged, change.number)
+        if change.is_decided:
+            self._link.closed = max(self._link.closed, change.number)
         self._backoff, self._last_problem = Backoff(), None
         self._moved_at = time.monotonic()
         self._go_on_after(waiting)

@@ -19,7 +19,7 @@ from shardam._stream import ExchangeStream, Reply, StreamRequest
 from shardam_proto.channels import UnaryCall, call, open_channel, token_metadata
 from shardam_proto.errors import ShardamError, ShardLost, ShardUnreachable
 from shardam_proto.registry import ShardEntry
-from shardam_proto.v1 import embedding_pb2, embedding_pb2_grpc, row_pb2_grpc, table_pb2_grpc
+from shardam_proto.v1 import checkpoint_pb2_grpc, embedding_pb2, embedding_pb2_grpc, row_pb2_grpc, table_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class _Way:
         self.embedding = embedding_pb2_grpc.EmbeddingServiceStub(self.channel)
         self.rows = row_pb2_grpc.RowServiceStub(self.channel)
         self.tables = table_pb2_grpc.TableServiceStub(self.channel)
+        self.checkpoints = checkpoint_pb2_grpc.CheckpointServiceStub(self.channel)
         self.stream: ExchangeStream | None = None
         self.heard_at = 0.0
         self.forked = False
@@ -58,23 +59,28 @@ class ShardLink:
     Args:
         entry: the shard as it is registered.
         token: the cluster's token, or None.
+        epoch: epoch of the route map by which it is a shard; it belongs to no other.
 
     Attributes:
+        epoch: that epoch.
         address: registered host:port.
         incarnation: process life that answered Open.
         lineage: lineage of its state then.
         timeline: timeline of its state then.
         acknowledged: last number of this client that the shard has answered or closed.
+        closed: last one whose end it has told, or the end of whose step: a part that is staged is not closed.
         lock: held while the link is opened again.
     """
 
-    def __init__(self, entry: ShardEntry, token: str | None) -> None:
+    def __init__(self, entry: ShardEntry, token: str | None, epoch: int) -> None:
         self.index = entry.index
+        self.epoch = epoch
         self.address = entry.address
         self.incarnation = 0
         self.lineage = 0
         self.timeline = 0
         self.acknowledged = 0
+        self.closed = 0
         self.lock = threading.Lock()
         self._token = token
         self._registered = entry.incarnation
@@ -102,6 +108,11 @@ class ShardLink:
     def tables(self) -> table_pb2_grpc.TableServiceStub:
         """Calls for tables."""
         return self._open_way().tables
+
+    @property
+    def checkpoints(self) -> checkpoint_pb2_grpc.CheckpointServiceStub:
+        """Calls for checkpoints."""
+        return self._open_way().checkpoints
 
     # -- calls
 
@@ -134,12 +145,12 @@ class ShardLink:
         started = time.monotonic()
         try:
             answer = call(method(self), request, timeout_s=timeout_s, token=self._token, peer=self.peer)
-        except ValueError as error:  # gRPC's complaint about a closed channel: another thread has replaced it
-            raise ShardUnreachable(f"{self.peer}: {error}", metadata={"peer": self.peer}) from error
-        except ShardUnreachable as error:
-            if time.monotonic() - started >= timeout_s:
+        except ShardamError as error:  # some are ValueErrors, too
+            if isinstance(error, ShardUnreachable) and time.monotonic() - started >= timeout_s:
                 self._replace_if_silent(way, started, error)
             raise
+        except ValueError as error:  # gRPC's complaint about a closed channel: another thread has replaced it
+            raise ShardUnreachable(f"{self.peer}: {error}", metadata={"peer": self.peer}) from error
         way.heard_at = time.monotonic()
         return answer
 

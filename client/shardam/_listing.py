@@ -28,6 +28,7 @@ def listed(session: Session, link: ShardLink, names: Sequence[str] = ()) -> Iter
 
     Raises:
         UnknownTable: one of the names is no table's.
+        ShardsMoved: as Session.answer.
         ShardamError: as Session.answer.
     """
     after_name = ""
@@ -40,9 +41,14 @@ def listed(session: Session, link: ShardLink, names: Sequence[str] = ()) -> Iter
             return
 
 
+def listed_by_home(session: Session, names: Sequence[str] = ()) -> list[common_pb2.TableInfo]:
+    """Returns home's tables; raises as listed."""
+    return session.ask(lambda shards: list(listed(session, shards.links[0], names)))
+
+
 def unknown_table(session: Session, cluster: str, name: str) -> UnknownTable:
     """Returns the error that says which tables there are instead."""
-    names = [table.spec.name for table in listed(session, session.links[0])]
+    names = [table.spec.name for table in listed_by_home(session)]
     near = difflib.get_close_matches(name, names, n=5)
     if near:
         hint = f"near names: {', '.join(map(repr, near))}"
@@ -60,7 +66,7 @@ def table_stats(session: Session, info: TableInfo) -> TableStats:
     Raises:
         ShardamError: as listed.
     """
-    shards = [table for link in session.links for table in listed(session, link, [info.name])]
+    shards = session.ask(lambda shards: [table for link in shards.links for table in listed(session, link, [info.name])])
     home = shards[0]
     return TableStats(
         table_step=home.table_step,

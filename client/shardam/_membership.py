@@ -67,14 +67,15 @@ def join(session: Session, options: GroupOptions, deadline: Deadline) -> Members
         GroupMismatch: the rank is taken, or the members have agreed on something else.
         ShardamError: home's reason, or why it did not answer in time.
     """
-    home, backoff = session.links[0], Backoff()
+    backoff = Backoff()
     message = embedding_pb2.JoinGroupRequest(
         group=options.name, terms=options.terms(), rank=options.rank, restart_count=options.restart_count
     )
-    request = ShardCall(home, lambda link: link.embedding.JoinGroup, message)
     refused_since: float | None = None
     while True:
         session.check()
+        home = session.links[0]
+        request = ShardCall(home, lambda link: link.embedding.JoinGroup, message)
         incarnation, sent_at, hurry = home.incarnation, time.monotonic(), False
         try:
             answer = session.try_once(request, max(0.1, min(deadline.remaining_s, session.try_s)))

@@ -9,6 +9,7 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +20,21 @@ CHUNK_BYTES = 2**20
 """Bytes of ids and rows in one message of a push. On a stream the cost of a message of 1 to 2 MiB is small against that of its
 bytes; larger ones are no faster, hold up the messages behind them and make a broken connection cost more."""
 
+ArrayT = TypeVar("ArrayT", bound=np.generic)
 
-class Payload:
+
+class Payload(Generic[ArrayT]):
     """Arrays behind one another, as little-endian bytes.
 
     Args:
         arrays: the arrays; nobody writes to them any more.
+
+    Attributes:
+        arrays: they.
     """
 
-    def __init__(self, arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+    def __init__(self, arrays: Sequence[npt.NDArray[ArrayT]]) -> None:
+        self.arrays = list(arrays)
         little = [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays if array.size]
         self._views = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in little]
         self._starts = list(itertools.accumulate((len(view) for view in self._views), initial=0))
@@ -63,8 +70,8 @@ class PushPart:
 
     options: list[common_pb2.AdamOptions]
     sections: list[common_pb2.Section]
-    row_ids: Payload
-    rows: Payload
+    row_ids: Payload[np.int64]
+    rows: Payload[np.float32]
     contribution: group_pb2.ContributionKind.ValueType = group_pb2.CONTRIBUTION_KIND_UNSPECIFIED
 
     @property

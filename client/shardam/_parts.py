@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,20 +11,24 @@ import numpy.typing as npt
 from shardam._arrays import Float32s, Int64s, to_wire
 from shardam._changes import Change
 from shardam._messages import AssignPart, DeletePart, Payload, PushPart
+from shardam._split import (
+    HEADER_BYTES,
+    PushSection,
+    check_size,
+    positions_by_shard,
+    split_assign_anew,
+    split_delete_anew,
+    split_push,
+    split_push_anew,
+)
 from shardam_kernels.factors import AdamOptions
-from shardam_proto.errors import MessageTooLarge
-from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_PART_BYTES
+from shardam_proto.limits import MAX_MESSAGE_BYTES
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2, row_pb2
-
-HEADER_BYTES = 256
-"""Room for a message's header, which is filled in when it is sent (at most about 150 bytes)."""
 
 PushChange = Change[PushPart, embedding_pb2.PushResponse]
 AssignChange = Change[AssignPart, row_pb2.AssignRowsResponse]
 DeleteChange = Change[DeletePart, row_pb2.DeleteRowsResponse]
-
-Positions = slice | npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,27 +75,14 @@ class RowWrite:
     table_step: int | None = None
 
 
-def positions_by_shard(route_map: RouteMap, row_ids: Int64s) -> Iterator[Positions]:
-    """Yields for each shard the positions of its ids, in their order."""
-    if route_map.num_shards == 1:
-        yield slice(None)
-        return
-    owners = route_map.shards_of(row_ids)
-    order = np.argsort(owners, kind="stable")
-    ends = np.searchsorted(owners[order], np.arange(route_map.num_shards), side="right")
-    start = 0
-    for end in ends:
-        yield order[start:end]
-        start = int(end)
-
-
 def push_change(sections: Sequence[TableStepGradient], route_map: RouteMap) -> PushChange:
     """Builds the push of one optimizer step, to be applied on arrival.
 
     Raises:
         MessageTooLarge: as push_parts.
     """
-    return Change(push_parts(sections, route_map), PushPart.answer, _stepped, contributes=True)
+    parts = push_parts(sections, route_map)
+    return Change(parts, route_map, split_push_anew, PushPart.answer, _stepped, contributes=True)
 
 
 def push_parts(
@@ -110,35 +100,24 @@ def push_parts(
     Raises:
         MessageTooLarge: a shard's part is above MAX_PART_BYTES.
     """
-    split = [list(positions_by_shard(route_map, section.row_ids)) for section in sections]
     distinct = list(dict.fromkeys((section.options, section.grad_scale) for section in sections))
-    options = [options_message(*pair) for pair in distinct]
-    indexes = [distinct.index((section.options, section.grad_scale)) for section in sections]
-    what = f"push of {_tables(section.table for section in sections)}"
-    parts = []
-    for shard in range(route_map.num_shards):
-        places = [positions[shard] for positions in split]
-        sizes = [_num_rows(section.row_ids, place) for section, place in zip(sections, places, strict=True)]
-        bytes_per_row = [8 + section.gradients.itemsize * section.gradients.shape[1] for section in sections]
-        _check_size(sum(map(operator.mul, sizes, bytes_per_row)), MAX_PART_BYTES, what, shard)
-        part = PushPart(
-            options=options,
-            sections=[
-                common_pb2.Section(
-                    table_id=section.table_id, num_rows=size, options_index=index, dtype=common_pb2.DTYPE_FLOAT32
-                )
-                for section, size, index in zip(sections, sizes, indexes, strict=True)
-            ],
-            row_ids=Payload([section.row_ids[place] for section, place in zip(sections, places, strict=True)]),
-            rows=Payload([section.gradients[place] for section, place in zip(sections, places, strict=True)]),
-            contribution=contribution,
+    head = PushPart(
+        options=[options_message(*pair) for pair in distinct],
+        sections=[],
+        row_ids=Payload([]),
+        rows=Payload([]),
+        contribution=contribution,
+    )
+    split = [
+        PushSection(
+            section.table_id,
+            distinct.index((section.options, section.grad_scale)),
+            section.row_ids,
+            section.gradients,
         )
-        parts.append(part)
-    return parts
-
-
-def _num_rows(row_ids: Int64s, place: Positions) -> int:
-    return row_ids.size if isinstance(place, slice) else place.size
+        for section in sections
+    ]
+    return split_push(head, split, route_map, f"push of {_tables(section.table for section in sections)}")
 
 
 def _stepped(answer: embedding_pb2.PushResponse) -> list[int]:
@@ -163,7 +142,7 @@ def assign_change(table: str, table_id: int, write: RowWrite, route_map: RouteMa
         }
         present = {name: values[positions] for name, values in columns.items() if values is not None}
         num_bytes = HEADER_BYTES + row_ids.nbytes + sum(values.nbytes for values in present.values())
-        _check_size(num_bytes, MAX_MESSAGE_BYTES, what, shard)
+        check_size(num_bytes, MAX_MESSAGE_BYTES, what, shard)
         wire = {name: to_wire(values) for name, values in present.items()}
         part = row_pb2.AssignRowsRequest(
             table_id=table_id,
@@ -176,7 +155,7 @@ def assign_change(table: str, table_id: int, write: RowWrite, route_map: RouteMa
             table_step=write.table_step,
         )
         parts.append(AssignPart(part))
-    return Change(parts, AssignPart.answer, lambda _: [])
+    return Change(parts, route_map, split_assign_anew, AssignPart.answer, lambda _: [])
 
 
 def delete_change(table: str, table_id: int, row_ids: Int64s, route_map: RouteMap) -> DeleteChange:
@@ -189,9 +168,9 @@ def delete_change(table: str, table_id: int, row_ids: Int64s, route_map: RouteMa
     parts = []
     for shard, positions in enumerate(positions_by_shard(route_map, row_ids)):
         mine = row_ids[positions]
-        _check_size(HEADER_BYTES + mine.nbytes, MAX_MESSAGE_BYTES, what, shard)
+        check_size(HEADER_BYTES + mine.nbytes, MAX_MESSAGE_BYTES, what, shard)
         parts.append(DeletePart(row_pb2.DeleteRowsRequest(table_id=table_id, row_ids=to_wire(mine))))
-    return Change(parts, DeletePart.answer, lambda _: [])
+    return Change(parts, route_map, split_delete_anew, DeletePart.answer, lambda _: [])
 
 
 def options_message(options: AdamOptions, grad_scale: float) -> common_pb2.AdamOptions:
@@ -218,15 +197,6 @@ def options_value(message: common_pb2.AdamOptions) -> AdamOptions:
         decoupled_weight_decay=message.decoupled_weight_decay,
         maximize=message.maximize,
     )
-
-
-def _check_size(num_bytes: int, max_bytes: int, what: str, shard: int) -> None:
-    if num_bytes > max_bytes:
-        raise MessageTooLarge(
-            f"{what}: the part for shard {shard} has {num_bytes} bytes, it may have at most {max_bytes}; use smaller batches, "
-            "or more shards; nothing was sent",
-            metadata={"shard": str(shard), "size_bytes": str(num_bytes), "max_bytes": str(max_bytes)},
-        )
 
 
 def _tables(names: Iterator[str]) -> str:

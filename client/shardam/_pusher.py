@@ -41,7 +41,7 @@ class Pusher:
         self._waited_for: set[int] = set()
         self._num_submitted = 0
         self._num_finished = 0
-        self._kept_bytes = 0
+        self._bytes: dict[int, int] = {}
         self._errors: collections.deque[ShardamError] = collections.deque()
         self._reported_at = 0.0
         self._closed = False
@@ -65,7 +65,7 @@ class Pusher:
             except ShardamError as error:
                 if change in self._queue:
                     self._queue.remove(change)
-                    self._finish(ticket, change)
+                    self._finish(ticket)
                     raise make_error(error.reason, NOT_SENT + error.message, error.metadata) from error
                 raise
             finally:
@@ -150,7 +150,7 @@ class Pusher:
     def _submit(self, change: AnyChange) -> int:
         self._num_submitted += 1
         self._open[self._num_submitted] = change
-        self._kept_bytes += change.num_bytes
+        self._bytes[self._num_submitted] = change.num_bytes
         self._queue.append(change)
         self._fill()
         return self._num_submitted
@@ -160,12 +160,11 @@ class Pusher:
             self._log.enter(self._queue.popleft())
 
     def _has_room(self, change: AnyChange) -> bool:
-        fits = self._kept_bytes + change.num_bytes <= MAX_KEPT_BYTES or not self._open
+        fits = sum(self._bytes.values()) + change.num_bytes <= MAX_KEPT_BYTES or not self._open
         return fits and len(self._queue) < MAX_QUEUED
 
-    def _finish(self, ticket: int, change: AnyChange) -> None:
-        del self._open[ticket]
-        self._kept_bytes -= change.num_bytes
+    def _finish(self, ticket: int) -> None:
+        del self._open[ticket], self._bytes[ticket]
         self._num_finished += 1
         self._changed.notify_all()
 
@@ -180,7 +179,7 @@ class Pusher:
         if refusal is not None and ticket not in self._waited_for:
             logger.warning("a queued change failed: %s", refusal)
             self._errors.append(refusal)
-        self._finish(ticket, change)
+        self._finish(ticket)
         self._fill()
 
     def _on_session_end(self) -> None:
@@ -193,8 +192,8 @@ class Pusher:
 
     def _drop(self) -> None:
         self._queue.clear()
-        for ticket, change in list(self._open.items()):
-            self._finish(ticket, change)
+        for ticket in list(self._open):
+            self._finish(ticket)
         self._changed.notify_all()
 
     # -- waiting

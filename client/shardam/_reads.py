@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from shardam._arrays import Float32s, Int64s, to_wire
 from shardam._calls import AnswerT, AnyCall, PullCall, ShardCall
 from shardam._link import ShardLink
-from shardam._parts import HEADER_BYTES, positions_by_shard
 from shardam._session import Session
+from shardam._shards import Shards, ShardsMoved
+from shardam._split import HEADER_BYTES, positions_by_shard
 from shardam._values import Rows, TableInfo
+from shardam_kernels.hashing import mix64
 from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_SCAN_ROWS
 from shardam_proto.v1 import common_pb2, embedding_pb2, row_pb2
 
@@ -52,9 +55,13 @@ def read_weights(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]], *
     Raises:
         ShardamError: as Session.answer.
     """
-    results = [np.empty((row_ids.size, info.spec.dim), np.float32) for info, row_ids in wanted]
-    messages = _pull_messages(session, wanted)
     step = session.membership.step if training and session.membership is not None else 0
+    return session.ask(lambda shards: _read_weights(session, shards, wanted, step))
+
+
+def _read_weights(session: Session, shards: Shards, wanted: Sequence[tuple[TableInfo, Int64s]], step: int) -> list[Float32s]:
+    results = [np.empty((row_ids.size, info.spec.dim), np.float32) for info, row_ids in wanted]
+    messages = _pull_messages(shards, wanted)
     requests = [PullCall(message.link, _pull_request(message, wanted), step) for message in messages]
     for message, answer in zip(messages, _answer_all(session, requests), strict=True):
         rows, start = np.frombuffer(answer.rows, dtype="<f4"), 0
@@ -66,11 +73,11 @@ def read_weights(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]], *
     return results
 
 
-def _pull_messages(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]]) -> list[_PullMessage]:
+def _pull_messages(shards: Shards, wanted: Sequence[tuple[TableInfo, Int64s]]) -> list[_PullMessage]:
     """Fills messages shard by shard so that neither a request nor its answer is above MAX_MESSAGE_BYTES."""
-    split = [list(positions_by_shard(session.route_map, row_ids)) for _, row_ids in wanted]
+    split = [list(positions_by_shard(shards.route_map, row_ids)) for _, row_ids in wanted]
     messages: list[_PullMessage] = []
-    for link in session.links:
+    for link in shards.links:
         current = _PullMessage(link)
         for table, (info, row_ids) in enumerate(wanted):
             positions = np.arange(row_ids.size)[split[table][link.index]]
@@ -109,9 +116,13 @@ def read_rows(session: Session, info: TableInfo, row_ids: Int64s) -> Rows:
     Raises:
         ShardamError: as Session.answer.
     """
+    return session.ask(lambda shards: _read_rows(session, shards, info, row_ids))
+
+
+def _read_rows(session: Session, shards: Shards, info: TableInfo, row_ids: Int64s) -> Rows:
     limit = _rows_per_message(info.spec.dim)
     calls, places = [], []
-    for link, in_shard in zip(session.links, positions_by_shard(session.route_map, row_ids), strict=True):
+    for link, in_shard in zip(shards.links, positions_by_shard(shards.route_map, row_ids), strict=True):
         positions = np.arange(row_ids.size)[in_shard]
         for start in range(0, positions.size, limit):
             place = positions[start : start + limit]
@@ -129,21 +140,67 @@ def read_rows(session: Session, info: TableInfo, row_ids: Int64s) -> Rows:
 def scan_rows(session: Session, info: TableInfo, batch_size: int) -> Iterator[Rows]:
     """Yields existing rows, shard by shard, at most batch_size at a time; see Table.scan.
 
+    Where the client goes on to other shards meanwhile, these are scanned from the beginning, and rows that were yielded before
+    are left out.
+
     Raises:
         ShardamError: as Session.answer.
     """
     max_rows = min(batch_size, MAX_SCAN_ROWS, _rows_per_message(info.spec.dim))
-    for link in session.links:
+    passed: list[_Passed] = []
+    while True:
+        progress = _Passed(info, session.shards)
+        try:
+            for rows in _scan(session, progress, max_rows):
+                fresh = ~np.logical_or.reduce([np.zeros(len(rows), np.bool_), *(former.has(rows.row_ids) for former in passed)])
+                if fresh.any():
+                    yield rows if fresh.all() else _some_of(rows, fresh)
+            return
+        except ShardsMoved:
+            passed.append(progress)
+
+
+@dataclasses.dataclass
+class _Passed:
+    """How far a scan has come on the shards of one route map.
+
+    Attributes:
+        info: the table.
+        shards: the shards.
+        index: the shard that is being scanned; those before are done.
+        next_key: of its keys those below are done.
+    """
+
+    info: TableInfo
+    shards: Shards
+    index: int = 0
+    next_key: int = 0
+
+    def has(self, row_ids: Int64s) -> npt.NDArray[np.bool_]:
+        """Says of each id whether the scan is past it."""
+        owners = self.shards.route_map.shards_of(row_ids)
+        values = row_ids.view(np.uint64)
+        keys = mix64(values) if self.info.spec.num_embeddings is None else values
+        found: npt.NDArray[np.bool_] = (owners < self.index) | ((owners == self.index) & (keys < np.uint64(self.next_key)))
+        return found
+
+
+def _scan(session: Session, progress: _Passed, max_rows: int) -> Iterator[Rows]:
+    """Scans shards and notes how far it has come, before each batch is yielded."""
+    info = progress.info
+    for link in progress.shards.links:
         next_key: int | None = 0
+        progress.index, progress.next_key = link.index, 0
         while next_key is not None:
             request = row_pb2.ScanRowsRequest(
                 table_id=info.table_id, include_optimizer=True, from_key=next_key, max_rows=max_rows
             )
             answer = session.answer(ShardCall(link, lambda link: link.rows.ScanRows, request))
             rows = _decode_rows(answer.rows, info.spec.dim)
+            next_key = answer.next_key if answer.HasField("next_key") else None
+            progress.index, progress.next_key = (link.index + 1, 0) if next_key is None else (link.index, next_key)
             if len(rows):
                 yield rows
-            next_key = answer.next_key if answer.HasField("next_key") else None
 
 
 def _answer_all(session: Session, calls: Sequence[AnyCall[AnswerT]]) -> list[AnswerT]:
@@ -171,6 +228,11 @@ def _empty_rows(num_rows: int, dim: int) -> Rows:
         step=np.empty(num_rows, np.int64),
         found=np.empty(num_rows, np.bool_),
     )
+
+
+def _some_of(rows: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
+    """Returns the rows that a mask [N] marks, in their order."""
+    return Rows(**{field.name: getattr(rows, field.name)[wanted] for field in dataclasses.fields(Rows)})
 
 
 def _decode_rows(columns: row_pb2.RowColumns, dim: int) -> Rows:

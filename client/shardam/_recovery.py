@@ -10,9 +10,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardam._link import ShardLink
-from shardam_proto.errors import RedisUnreachable, ShardamError, ShardUnreachable, WrongCluster
+from shardam._moving import is_reason_to_wait, move, restored
+from shardam._shards import open_client
+from shardam_proto.errors import RedisUnreachable, ShardamError, ShardNotReady, ShardUnreachable, WrongCluster
 from shardam_proto.registry import read_cluster
-from shardam_proto.routing import RouteMap
 
 if TYPE_CHECKING:
     from shardam._session import Session
@@ -27,10 +28,12 @@ class Prospect:
     Attributes:
         problem: the problem as it stands now, should no further try help.
         hurry: another process serves the shard than the one that the call was meant for: the next try need not wait.
+        patient: the cluster is on its way to other shards: the time until now does not count.
     """
 
     problem: ShardamError
     hurry: bool = False
+    patient: bool = False
 
 
 def recover(session: Session, link: ShardLink, error: ShardamError, incarnation: int) -> Prospect:
@@ -46,12 +49,13 @@ def recover(session: Session, link: ShardLink, error: ShardamError, incarnation:
         ShardamError: no further try can help; if it ends the client, the client has ended.
     """
     logger.debug("%s: %s: %s", link.peer, error.reason, error.message)
+    if link.epoch != session.shards.epoch:
+        return Prospect(error, hurry=True)  # another thread has moved the client meanwhile
     match error.reason:
         case "NEW_INCARNATION" | "SEQUENCE_GAP":
             return _reopen(session, link, error, incarnation)
         case "STALE_ROUTE" | "SHARD_UNREACHABLE" | "NOT_READY":  # one that is not ready may have been replaced, and not know it
-            hurry = _refresh(session, link, incarnation)
-            return Prospect(_if_retryable(session, link, error), hurry)
+            return _refresh(session, link, error, incarnation)
         case "WRONG_CLUSTER":
             return _stranger(session, link, error, incarnation)
     return Prospect(_if_retryable(session, link, error))
@@ -76,41 +80,48 @@ def _reopen(session: Session, link: ShardLink, error: ShardamError, incarnation:
         if link.incarnation != incarnation:
             return Prospect(error, hurry=True)  # another thread has opened it meanwhile
         try:
-            answer = session.open(link, session.try_s)
+            answer = open_client(session, link, session.try_s)
         except WrongCluster as problem:
-            stranger = problem
+            stranger: ShardamError = problem
         except ShardamError as problem:
             return Prospect(_if_retryable(session, link, problem))
         else:
-            if link.continues(answer):
+            if answer.header.epoch > link.epoch:
+                stranger = ShardNotReady(f"{link.peer} is a shard of route epoch {answer.header.epoch} now")
+            elif answer.header.epoch < link.epoch:
+                stranger = ShardNotReady(f"{link.peer} still has route epoch {answer.header.epoch}, not {link.epoch}")
+            elif answer.header.timeline > link.timeline:
+                raise session.end_with(restored(link, answer.header.timeline))
+            elif link.continues(answer):
                 logger.info("%s has come back as incarnation %d", link.peer, answer.header.incarnation)
                 link.adopt(answer)
                 return Prospect(error, hurry=link.incarnation != incarnation)
-            raise session.end_with(link.lost(answer))
+            else:
+                raise session.end_with(link.lost(answer))
     return _stranger(session, link, stranger, incarnation)
 
 
 def _stranger(session: Session, link: ShardLink, error: ShardamError, incarnation: int) -> Prospect:
     """Looks for the shard elsewhere when another process has its address. The right one may register at any moment."""
-    hurry = _refresh(session, link, incarnation)
-    return Prospect(ShardUnreachable(f"not the shard that is meant: {error.message}", metadata=error.metadata), hurry)
+    problem = ShardUnreachable(f"not the shard that is meant: {error.message}", metadata=error.metadata)
+    return _refresh(session, link, problem, incarnation)
 
 
-def _refresh(session: Session, link: ShardLink, incarnation: int) -> bool:
-    """Reads the shard's address and the map's epoch again. Redis may be away: then the known ones stay.
+def _refresh(session: Session, link: ShardLink, error: ShardamError, incarnation: int) -> Prospect:
+    """Reads the shard's address and the route map again. Redis may be away: then the known ones stay.
 
-    Returns:
-        Whether the shard is ready, elsewhere or as another process than the one that was called.
+    The next try is in a hurry if the shard is ready, elsewhere or as another process than the one that was called.
 
     Raises:
-        WrongCluster: the name belongs to another cluster now, or its map has another number of shards; the client has ended.
+        WrongCluster: the name belongs to another cluster now; the client has ended.
+        ShardamError: as move.
     """
     try:
         view = read_cluster(session.redis, session.keys)
-    except RedisUnreachable as error:
-        logger.log(logging.DEBUG if session.redis_is_away else logging.WARNING, "%s; keeping the known addresses", error)
+    except RedisUnreachable as problem:
+        logger.log(logging.DEBUG if session.redis_is_away else logging.WARNING, "%s; keeping the known addresses", problem)
         session.redis_is_away = True
-        return False
+        return Prospect(_if_retryable(session, link, error), patient=is_reason_to_wait(session, error))
     session.redis_is_away = False
     if view.entry is not None and view.entry.cluster_id != session.cluster_id:
         raise session.end_with(
@@ -119,21 +130,14 @@ def _refresh(session: Session, link: ShardLink, incarnation: int) -> bool:
                 f"{session.cluster_id}); connect again"
             )
         )
-    if view.route_map is not None and view.route_map.epoch > session.route_map.epoch:
-        _adopt_route_map(session, view.route_map)
+    if view.route_map is not None and view.route_map.epoch > link.epoch:
+        patient = session.moving.note()
+        missing = move(session, view, view.route_map)
+        return Prospect(missing or error, hurry=missing is None, patient=patient)
+    patient = is_reason_to_wait(session, error)
     entry = view.shards.get(link.index)
     if entry is None:
-        return False
+        return Prospect(_if_retryable(session, link, error), patient=patient)
     moved = link.follow(entry)
-    return entry.ready and (moved or entry.incarnation != incarnation)
-
-
-def _adopt_route_map(session: Session, route_map: RouteMap) -> None:
-    if route_map.num_shards != session.route_map.num_shards:
-        raise session.end_with(
-            WrongCluster(
-                f"the cluster has {route_map.num_shards} shards now, this client knows {session.route_map.num_shards}; connect "
-                "again"
-            )
-        )
-    session.route_map = route_map
+    hurry = entry.ready and (moved or entry.incarnation != incarnation)
+    return Prospect(_if_retryable(session, link, error), hurry, patient)

@@ -5,34 +5,41 @@ Makes calls, knows nothing of what they mean; numbered changes are in _changes.p
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import itertools
 import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import redis
 from redis.lock import Lock
 
 from shardam._backoff import Backoff, Deadline
-from shardam._calls import AnswerT, AnyCall
+from shardam._calls import AnswerT, AnyCall, RequestT, ResponseT, ShardCall
 from shardam._endings import Standing, as_ending, copy_of, ends_client
-from shardam._group import GroupOptions
 from shardam._heartbeat import Heartbeat
+from shardam._leaving import leave
 from shardam._link import ShardLink
 from shardam._membership import Membership, join
+from shardam._moving import Moving
 from shardam._recovery import recover
+from shardam._session_options import SessionOptions
+from shardam._shards import Shards, ShardsMoved, open_client
 from shardam._threads import CallThreads
 from shardam._waiting import ranks_of
-from shardam_proto.errors import ClientClosed, ShardamError, VersionMismatch, WrongCluster, make_error
-from shardam_proto.limits import CLIENT_ID_BYTES, MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
+from shardam_proto.channels import UnaryCall
+from shardam_proto.errors import ClientClosed, ShardamError, ShardUnreachable, make_error
+from shardam_proto.limits import CLIENT_ID_BYTES, PROTOCOL_VERSION
 from shardam_proto.registry import ClusterView, Keys
 from shardam_proto.routing import RouteMap
-from shardam_proto.v1 import common_pb2, embedding_pb2
+from shardam_proto.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TRIES_PER_TIMEOUT = 4
 """A try waits this part of shard_timeout_s for its answer, so that a lost answer leaves time for three more tries."""
@@ -41,27 +48,8 @@ BUDGET_SHARE = 0.8
 """What may have to wait for other members is told this part of the time that its answer is waited for: a shard that still waits
 then says so in time, and is not taken for one that is silent."""
 
-LEAVE_TIMEOUT_S = 5.0
-"""Saying goodbye is a courtesy, home closes silent clients by itself; it has to reach every other shard before it answers."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SessionOptions:
-    """How to reach a cluster.
-
-    Attributes:
-        redis_url: URL of the cluster's Redis.
-        cluster: the cluster's name.
-        token: its token, or None.
-        shard_timeout_s: how long a call is tried before it fails.
-        group: the client's place in a group; None: async.
-    """
-
-    redis_url: str
-    cluster: str
-    token: str | None
-    shard_timeout_s: float
-    group: GroupOptions | None = None
+READERS_PER_SHARD = 2
+"""Two threads' reads go on side by side."""
 
 
 class Session:
@@ -70,8 +58,9 @@ class Session:
     Attributes:
         client_id: 16 random bytes.
         cluster_id: the cluster's id.
-        route_map: bucket to shard.
-        links: the shards, by index.
+        shards: the shards of the present route map.
+        moving: whether the cluster is on its way to other shards.
+        move_lock: held by the thread that opens this client there.
         client_lease_s: silence after which home closes this client; 0: never.
         membership: of its group, once it has joined it; None: async.
         readers: threads for reads side by side.
@@ -84,9 +73,10 @@ class Session:
         self.options = options
         self.client_id = secrets.token_bytes(CLIENT_ID_BYTES)
         self.cluster_id = ""
-        self.route_map = RouteMap(1, 1)
+        self.shards = Shards(RouteMap(1, 1), ())
+        self.moving = Moving(options.shard_timeout_s)
+        self.move_lock = threading.Lock()
         self.redis_is_away = False
-        self.links: list[ShardLink] = []
         self.client_lease_s = 0.0
         self.membership: Membership | None = None
         self.readers: CallThreads[object]
@@ -98,6 +88,8 @@ class Session:
         self._failure: ShardamError | None = None
         self._failure_was_raised = False
         self._listeners: list[Callable[[], None]] = []
+        self._move_listeners: list[Callable[[Shards, int], None]] = []
+        self._opening: tuple[ShardLink, ...] = ()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
@@ -105,6 +97,16 @@ class Session:
     def in_this_process(self) -> bool:
         """False after a fork: channels and threads stayed in the parent."""
         return os.getpid() == self._pid
+
+    @property
+    def route_map(self) -> RouteMap:
+        """Bucket to shard."""
+        return self.shards.route_map
+
+    @property
+    def links(self) -> tuple[ShardLink, ...]:
+        """The shards, by index."""
+        return self.shards.links
 
     @property
     def failure(self) -> ShardamError | None:
@@ -151,6 +153,7 @@ class Session:
         Raises:
             ShardUnreachable: no answer in that time.
             ShardLost: the shard lost state that this client knows.
+            ShardsMoved: the client has gone on to other shards.
             ShardamError: the shard's reason.
         """
         deadline, backoff = Deadline(self.options.shard_timeout_s), Backoff()
@@ -158,6 +161,8 @@ class Session:
             self.membership.wait.begin()
         while True:
             self.check()
+            if request.link.epoch != self.shards.epoch:
+                raise ShardsMoved
             incarnation = request.link.incarnation
             try:
                 return self.try_once(request, min(deadline.remaining_s, self.try_s))
@@ -167,12 +172,34 @@ class Session:
                     deadline = Deadline(self.options.shard_timeout_s)
                     continue
                 prospect = recover(self, request.link, error, incarnation)
+            if prospect.patient:
+                deadline = Deadline(self.options.shard_timeout_s)
             backoff.wait(deadline, self.over, hurry=prospect.hurry)
             if deadline.passed:
                 self.check()
                 problem = prospect.problem
                 suffix = f" (tried {backoff.num_waits} times in {deadline.after_s:g} s)"
                 raise make_error(problem.reason, problem.message + suffix, problem.metadata)
+
+    def ask(self, question: Callable[[Shards], T]) -> T:
+        """Asks the shards; if the client goes on to other shards meanwhile, asks those from the beginning.
+
+        Raises:
+            ShardamError: what the question raises.
+        """
+        while True:
+            try:
+                return question(self.shards)
+            except ShardsMoved:
+                continue
+
+    def ask_home(self, method: Callable[[ShardLink], UnaryCall[RequestT, ResponseT]], message: RequestT) -> ResponseT:
+        """Calls the home shard until it answers.
+
+        Raises:
+            ShardamError: as answer.
+        """
+        return self.ask(lambda shards: self.answer(ShardCall(shards.links[0], method, message)))
 
     def try_once(self, request: AnyCall[AnswerT], timeout_s: float) -> AnswerT:
         """Calls a shard once, with a header of its own.
@@ -205,48 +232,19 @@ class Session:
             protocol_version=PROTOCOL_VERSION,
             cluster_id=self.cluster_id,
             timeline=link.timeline,
-            epoch=self.route_map.epoch,
+            epoch=link.epoch,
             incarnation=link.incarnation,
             client_id=self.client_id,
             number=number,
             step=step,
             rank=self.membership.options.rank if step and self.membership is not None else 0,
-            request_id=next(self._request_ids),
+            request_id=self.next_request_id(),
             budget_s=budget_s,
         )
 
-    def open(self, link: ShardLink, timeout_s: float) -> embedding_pb2.OpenResponse:
-        """Registers this client on a shard, once; the request fits any incarnation.
-
-        Raises:
-            WrongCluster: the process at the address serves another cluster.
-            ShardamError: the shard's reason.
-        """
-        header = common_pb2.RequestHeader(
-            protocol_version=PROTOCOL_VERSION,
-            cluster_id=self.cluster_id,
-            client_id=self.client_id,
-            request_id=next(self._request_ids),
-            budget_s=timeout_s,
-        )
-        request = embedding_pb2.OpenRequest(
-            header=header,
-            min_protocol_version=MIN_PROTOCOL_VERSION,
-            max_protocol_version=PROTOCOL_VERSION,
-            heartbeats=True,
-        )
-        answer: embedding_pb2.OpenResponse = link.call(lambda target: target.embedding.Open, request, timeout_s)
-        if answer.cluster_id != self.cluster_id or answer.header.shard != link.index:
-            raise WrongCluster(
-                f"{link.peer} says it is shard {answer.header.shard} of cluster id {answer.cluster_id}, expected shard "
-                f"{link.index} of {self.cluster_id}; two processes may share the address"
-            )
-        if not MIN_PROTOCOL_VERSION <= answer.protocol_version <= PROTOCOL_VERSION:
-            raise VersionMismatch(
-                f"{link.peer} wants protocol version {answer.protocol_version}, this client speaks {MIN_PROTOCOL_VERSION} to "
-                f"{PROTOCOL_VERSION}; use matching shardam packages"
-            )
-        return answer
+    def next_request_id(self) -> int:
+        """Returns the id of a new message."""
+        return next(self._request_ids)
 
     def given_rows_lease(self, table_id: int, lease_s: float) -> Lock:
         """Returns the lease, not yet taken, of the client that writes a table's given rows."""
@@ -263,11 +261,12 @@ class Session:
         if view.entry is None or view.route_map is None:
             raise AssertionError("the cluster is not ready")
         self.cluster_id = view.entry.cluster_id
-        self.route_map = view.route_map
-        self.links = [ShardLink(view.shards[index], self.options.token) for index in range(view.route_map.num_shards)]
+        entries = [view.shards[index] for index in range(view.route_map.num_shards)]
+        links = tuple(ShardLink(entry, self.options.token, view.route_map.epoch) for entry in entries)
+        self.shards = Shards(view.route_map, links)
         try:
             for link in self.links:
-                answer = self.open(link, max(0.1, deadline.remaining_s / TRIES_PER_TIMEOUT))
+                answer = open_client(self, link, max(0.1, deadline.remaining_s / TRIES_PER_TIMEOUT))
                 link.adopt(answer)
                 if link.index == 0:
                     self.client_lease_s = answer.client_lease_s
@@ -275,13 +274,13 @@ class Session:
             for link in self.links:
                 link.close(_closed_error())
             raise
-        self.readers = CallThreads(2 * len(self.links), "shardam-read")  # two threads' reads side by side
+        self.readers = CallThreads(READERS_PER_SHARD * len(self.links), "shardam-read")
         if self.client_lease_s:
             self.keep(threading.Thread(target=Heartbeat(self).run, name="shardam-heartbeat", daemon=True))
 
     def keep(self, thread: threading.Thread) -> None:
         """Starts a thread that ends by itself once the client has ended; close waits for it."""
-        self._threads.append(thread)
+        self._threads = [*(other for other in self._threads if other.is_alive()), thread]
         thread.start()
 
     def join(self, deadline: Deadline) -> None:
@@ -292,6 +291,42 @@ class Session:
         """
         if self.options.group is not None:
             self.membership = join(self, self.options.group, deadline)
+
+    # -- to other shards
+
+    def when_moved(self, listener: Callable[[Shards, int], None]) -> None:
+        """Has a function called, from any thread, with other shards and the last number that is closed on all of them."""
+        self._move_listeners.append(listener)
+
+    @contextlib.contextmanager
+    def opening(self, links: tuple[ShardLink, ...]) -> Iterator[None]:
+        """Has links that are being opened end with this client."""
+        with self._lock:
+            self._opening = links
+        try:
+            self.check()
+            yield
+        finally:
+            with self._lock:
+                self._opening = ()
+
+    def move_to(self, shards: Shards, last_number: int) -> None:
+        """Goes on with the shards of another route map, on all of which this client is open.
+
+        Raises:
+            ShardamError: the client has ended meanwhile.
+        """
+        with self._lock:
+            former = self.shards
+            if self._failure is None:
+                self.shards = shards
+        self.check()
+        logger.info("client %s goes on with %d shards, after number %d", self.client_id.hex(), len(shards.links), last_number)
+        self.readers.grow(READERS_PER_SHARD * len(shards.links))
+        for listener in self._move_listeners:
+            listener(shards, last_number)
+        for link in former.links:
+            link.close(ShardUnreachable(f"{link.peer} is no shard of the cluster any more", metadata={"peer": link.peer}))
 
     # -- end
 
@@ -305,9 +340,10 @@ class Session:
             if self._failure is not None:
                 return
             self._failure = error
+            links = (*self.links, *self._opening)
         logger.warning("client %s ends: %s: %s", self.client_id.hex(), error.reason, error.message)
         self.over.set()
-        for link in self.links:
+        for link in links:
             link.break_off(error)
         self._tell_listeners()
 
@@ -334,29 +370,17 @@ class Session:
         with self._lock:
             failed = self._failure is not None
             self._failure = self._failure or _closed_error()
+            links = (*self.links, *self._opening)
         self.over.set()
         if not failed and self.links:
-            self._leave(self.links[0])
-        for link in self.links:
+            leave(self)
+        for link in links:
             link.close(self._failure)
         self._tell_listeners()
         self.readers.close()
         for thread in self._threads:
             thread.join()
         self.redis.close()
-
-    def _leave(self, home: ShardLink) -> None:
-        """Tells home, which closes the client on all shards."""
-        request = embedding_pb2.LeaveRequest(header=self.header(home, 0, LEAVE_TIMEOUT_S))
-        try:
-            home.call(lambda link: link.embedding.Leave, request, LEAVE_TIMEOUT_S)
-        except ShardamError as error:
-            logger.warning(
-                "home could not be told that client %s leaves; it closes it after %g s of silence: %s",
-                self.client_id.hex(),
-                self.client_lease_s,
-                error,
-            )
 
 
 def _closed_error() -> ClientClosed:

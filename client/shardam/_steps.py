@@ -39,12 +39,12 @@ def step_change(session: Session, sections: Sequence[TableStepGradient], kind: S
     Raises:
         MessageTooLarge: a shard's part is too large.
     """
-    membership = session.membership
+    membership, route_map = session.membership, session.route_map
     if membership is not None and membership.options.is_sync:
-        return Contribution(push_parts(sections, session.route_map, _KINDS[kind]))
+        return Contribution(push_parts(sections, route_map, _KINDS[kind]), route_map)
     if kind == "gradient":
-        return push_change(sections, session.route_map)
-    return None if membership is None else EmptyStep(len(session.links))
+        return push_change(sections, route_map)
+    return None if membership is None else EmptyStep(route_map)
 
 
 def refused_step(session: Session, error: ShardamError) -> StepChange | None:

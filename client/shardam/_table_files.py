@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardam._arrays import check_flag
 from shardam._parts import RowWrite, options_message, options_value
 from shardam._table_state import check_replaceable, delete_others, moment_of, write_rows
 from shardam_kernels.factors import AdamOptions
@@ -17,7 +20,6 @@ from shardam_proto.table_file_writing import TableFileWriter
 from shardam_proto.table_files import TableFile, TableFileInfo, TableRows, rows_per_block
 
 if TYPE_CHECKING:
-    from shardam.cluster import Cluster
     from shardam.table import Table
 
 
@@ -70,6 +72,42 @@ class ImportReport:
     options: AdamOptions | None
 
 
+class ClusterTableFiles(abc.ABC):
+    """What a cluster's client does with files of tables: a part of Cluster."""
+
+    @abc.abstractmethod
+    def table(self, name: str) -> Table:
+        """Returns a table, or raises UnknownTable."""
+
+    @abc.abstractmethod
+    def _create_tables(self, specs: Sequence[TableSpec], seeds: Mapping[str, int]) -> list[Table]:
+        """Creates tables; one that is made now has the seed given by its name."""
+
+    def import_table(
+        self, path: str | Path, table: str | None = None, *, overwrite: bool = False, weights_only: bool = False
+    ) -> ImportReport:
+        """Fills a table from a file that Table.export wrote; it is created with the file's schema if it does not exist.
+
+        The whole file is checked before anything is written. An import that breaks off leaves a part of the rows; it can be
+        repeated with overwrite. The table must not be trained meanwhile: a step in between is noticed, and refused.
+
+        Args:
+            path: ends in .safetensors or .npz.
+            table: its name here; None: the name that it had.
+            overwrite: a table with rows or steps becomes what the file says; rows that are not in it are deleted.
+            weights_only: moments and the rows' steps are zero, and the table's step stays.
+
+        Raises:
+            BadOption, VersionMismatch, CheckpointDamaged, WrongShape, NonFiniteState, IdOutOfRange: the file, with the reason.
+            SchemaMismatch: the table exists with another schema; the message shows both values of what differs.
+            CheckpointMismatch: the table has rows or steps and overwrite is False, or has another step than the file and
+                weights_only is False.
+        """
+        check_flag(overwrite, "import_table: overwrite")
+        check_flag(weights_only, "import_table: weights_only")
+        return _import_table(self, path, table, overwrite=overwrite, weights_only=weights_only)
+
+
 def export_table(table: Table, path: str | Path) -> ExportReport:
     """Writes a table to a file; see Table.export."""
     before = moment_of(table)
@@ -91,8 +129,10 @@ def export_table(table: Table, path: str | Path) -> ExportReport:
     return ExportReport(Path(path), num_rows, Path(path).stat().st_size, after.table_step, one_moment)
 
 
-def import_table(cluster: Cluster, path: str | Path, name: str | None, *, overwrite: bool, weights_only: bool) -> ImportReport:
-    """Fills a table from a file; see Cluster.import_table."""
+def _import_table(
+    cluster: ClusterTableFiles, path: str | Path, name: str | None, *, overwrite: bool, weights_only: bool
+) -> ImportReport:
+    """Fills a table from a file; see ClusterTableFiles.import_table."""
     file = TableFile(path)
     spec = file.spec if name is None else dataclasses.replace(file.spec, name=name)
     ids = file.check_rows()
@@ -122,7 +162,7 @@ def import_table(cluster: Cluster, path: str | Path, name: str | None, *, overwr
     )
 
 
-def _existing(cluster: Cluster, spec: TableSpec, path: Path) -> Table | None:
+def _existing(cluster: ClusterTableFiles, spec: TableSpec, path: Path) -> Table | None:
     """Returns the table that a file shall go into, if there is one.
 
     Raises:

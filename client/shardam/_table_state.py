@@ -9,6 +9,7 @@ import numpy as np
 
 from shardam._calls import ShardCall
 from shardam._parts import RowWrite, assign_change
+from shardam._shards import Shards
 from shardam._values import TableStats
 from shardam_proto.errors import CheckpointMismatch
 from shardam_proto.v1 import table_pb2
@@ -48,13 +49,18 @@ def moment_of(table: Table) -> Moment:
         ShardamError: as Table.stats.
     """
     session = table.cluster._ready_to_read()
-    shards = []
-    for link in session.links:
-        request = table_pb2.ListTablesRequest(names=[table.name])
-        answer = session.answer(ShardCall(link, lambda target: target.tables.ListTables, request))
-        header = answer.header
-        shards.append((header.lineage, header.timeline, header.change_number, answer.tables[0].table_step))
-    return Moment(tuple(shards))
+    request = table_pb2.ListTablesRequest(names=[table.name])
+
+    def ask(shards: Shards) -> Moment:
+        answers = [session.answer(ShardCall(link, lambda target: target.tables.ListTables, request)) for link in shards.links]
+        return Moment(
+            tuple(
+                (answer.header.lineage, answer.header.timeline, answer.header.change_number, answer.tables[0].table_step)
+                for answer in answers
+            )
+        )
+
+    return session.ask(ask)
 
 
 def check_replaceable(table: Table, table_step: int | None, *, overwrite: bool, source: str) -> TableStats:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class CallThreads(Generic[T]):
-    """A fixed number of daemon threads.
+    """A number of daemon threads.
 
     Args:
         num_threads: calls that run at once.
@@ -27,11 +27,17 @@ class CallThreads(Generic[T]):
         self._tasks: queue.SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True) for index in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._name = name
+        self._threads: list[threading.Thread] = []
+        self.grow(num_threads)
+
+    def grow(self, num_threads: int) -> None:
+        """Starts more threads until there are so many; fewer it never becomes."""
+        with self._lock:
+            while len(self._threads) < num_threads and not self._closed:
+                thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
 
     def run_all(self, tasks: Sequence[Callable[[], T]]) -> list[T | BaseException]:
         """Starts all tasks, then waits for all; once the threads have ended the tasks run in the caller's.

@@ -8,28 +8,27 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from shardam._arrays import check_flag
-from shardam._calls import ShardCall
+from shardam._checkpointing import ClusterCheckpoints
 from shardam._discovery import open_session
 from shardam._endings import copy_of
 from shardam._forks import FORKS
-from shardam._link import ShardLink
-from shardam._listing import listed, table_info, table_stats, unknown_table
+from shardam._listing import listed_by_home, table_info, table_stats, unknown_table
 from shardam._open_clusters import OpenClusters
 from shardam._parts import TableStepGradient
 from shardam._pusher import Pusher
-from shardam._session import Session, SessionOptions
+from shardam._session import Session
+from shardam._session_options import SessionOptions
 from shardam._steps import StepKind, refused_step, step_change, table_step_after
-from shardam._table_files import ImportReport, import_table
+from shardam._table_files import ClusterTableFiles
 from shardam._values import PushResult, TableInfo, TableStats
 from shardam.table import Table
 from shardam_proto.errors import (
     BadOption,
     ClientClosed,
+    ClusterRestored,
     MessageTooLarge,
     NonFiniteGradient,
     NotAMember,
@@ -44,7 +43,7 @@ logger = logging.getLogger(__name__)
 TOKEN_VARIABLE = "SHARDAM_TOKEN"
 
 
-class Cluster:
+class Cluster(ClusterCheckpoints, ClusterTableFiles):
     """A client of a cluster; made by connect, or a LocalCluster. Thread-safe, and a context manager that closes.
 
     After a fork, in DataLoader workers too, the child connects when it first uses the cluster, as a client of its own, with the
@@ -66,6 +65,7 @@ class Cluster:
         self._open_lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._closed = False
+        self._restores = 0
         FORKS.add_heir(self)
         if isinstance(session, Session):
             self._start(session)
@@ -81,8 +81,7 @@ class Cluster:
         if client is not None:
             return client
         with self._open_lock:
-            if self._closed:
-                raise ClientClosed("this cluster object is closed; connect again")
+            self._check_open()
             return self._client or self._start(open_session(self._options))
 
     @property
@@ -103,6 +102,10 @@ class Cluster:
         self._options = dataclasses.replace(self._options, group=None)
         self._open_lock, self._close_lock = threading.Lock(), threading.Lock()
         return parents
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("this cluster object is closed; connect again")
 
     @property
     def _is_closed(self) -> bool:
@@ -169,8 +172,7 @@ class Cluster:
             raise BadOption("this client is in no group, so there is none to rejoin; connect with mode='sync' or 'bounded:N'")
         session, pusher = self._opened()
         with self._open_lock:
-            if self._closed:
-                raise ClientClosed("this cluster object is closed; connect again")
+            self._check_open()
             if self._client is not None and self._client[0] is not session:
                 return  # another thread has rejoined meanwhile
             if session.failure is None:
@@ -181,11 +183,24 @@ class Cluster:
             session.close()
             self._start(open_session(self._options))
 
+    def _begin_on_new_timeline(self) -> None:
+        """Goes on as a new client after a restore; what the former one had queued belongs to a state that is gone."""
+        with self._open_lock:
+            self._check_open()
+            client, self._client = self._client, None
+            self._restores += 1
+            if client is not None:
+                session, pusher = client
+                session.fail(ClusterRestored("the cluster was restored from a checkpoint by this process"))
+                pusher.close()
+                session.close()
+            self._start(open_session(self._options))
+
     # -- tables
 
     def tables(self) -> list[TableInfo]:
         """Returns all tables, by name."""
-        return [table_info(table) for table in listed(self._session, self._home)]
+        return [table_info(table) for table in listed_by_home(self._ready_session)]
 
     def table(self, name: str) -> Table:
         """Returns a table.
@@ -196,7 +211,7 @@ class Cluster:
         if not isinstance(name, str):
             raise BadOption(f"a table is named by a string, got {name!r}")
         try:
-            info = next(listed(self._session, self._home, [name]))
+            (info,) = listed_by_home(self._ready_session, [name])
         except UnknownTable:
             raise unknown_table(self._session, self.name, name) from None
         return Table(self, table_info(info))
@@ -225,37 +240,14 @@ class Cluster:
         if not specs:
             return []
         request = table_pb2.CreateTablesRequest(specs=[spec.to_proto() for spec in specs], table_seeds=seeds)
-        answer = self._session.answer(ShardCall(self._home, lambda link: link.tables.CreateTables, request))
+        answer = self._ready_session.ask_home(lambda link: link.tables.CreateTables, request)
         return [Table(self, table_info(table)) for table in answer.tables]
 
-    def import_table(
-        self, path: str | Path, table: str | None = None, *, overwrite: bool = False, weights_only: bool = False
-    ) -> ImportReport:
-        """Fills a table from a file that Table.export wrote; it is created with the file's schema if it does not exist.
-
-        The whole file is checked before anything is written. An import that breaks off leaves a part of the rows; it can be
-        repeated with overwrite. The table must not be trained meanwhile: a step in between is noticed, and refused.
-
-        Args:
-            path: ends in .safetensors or .npz.
-            table: its name here; None: the name that it had.
-            overwrite: a table with rows or steps becomes what the file says; rows that are not in it are deleted.
-            weights_only: moments and the rows' steps are zero, and the table's step stays.
-
-        Raises:
-            BadOption, VersionMismatch, CheckpointDamaged, WrongShape, NonFiniteState, IdOutOfRange: the file, with the reason.
-            SchemaMismatch: the table exists with another schema; the message shows both values of what differs.
-            CheckpointMismatch: the table has rows or steps and overwrite is False, or has another step than the file and
-                weights_only is False.
-        """
-        check_flag(overwrite, "import_table: overwrite")
-        check_flag(weights_only, "import_table: weights_only")
-        return import_table(self, path, table, overwrite=overwrite, weights_only=weights_only)
-
     @property
-    def _home(self) -> ShardLink:
-        self._session.check()
-        return self._session.links[0]
+    def _ready_session(self) -> Session:
+        session = self._session
+        session.check()
+        return session
 
     def _table_stats(self, info: TableInfo) -> TableStats:
         return table_stats(self._ready_to_read(), info)

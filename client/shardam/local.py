@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from shardam._checkpoint_job import CheckpointJob
 from shardam._discovery import open_session
 from shardam._forks import FORKS
-from shardam._session import SessionOptions
+from shardam._session_options import SessionOptions
 from shardam.cluster import Cluster
 from shardam_proto.errors import BadOption, ShardNotReady
 
@@ -96,12 +97,15 @@ class LocalCluster(Cluster):
         shards: number of shard processes, at least 1.
         seed: seed of the initial weights of all tables.
         data_dir: folder for journals and bases, made if it is missing; None: memory only.
+        checkpoint_dir: root folder of checkpoints, made if it is missing; None: `checkpoints` in data_dir. With neither there
+            are no checkpoints.
         device: "cpu", or "auto": what the machine offers.
 
     Attributes:
         admin_url: base URL of the admin API.
         redis_url: URL of the private Valkey, for connect in other processes.
         data_dir: the folder as an absolute path; None: memory only.
+        checkpoint_dir: root folder of checkpoints as an absolute path; None: there are none.
         shards: the shard processes.
 
     Raises:
@@ -110,10 +114,17 @@ class LocalCluster(Cluster):
     """
 
     def __init__(
-        self, shards: int = 2, *, seed: int = 0, data_dir: str | os.PathLike[str] | None = None, device: str = "auto"
+        self,
+        shards: int = 2,
+        *,
+        seed: int = 0,
+        data_dir: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        device: str = "auto",
     ) -> None:
-        folder = _absolute(data_dir)
-        self._process = _ServerProcess(_command(shards, seed, folder, device))
+        folder, checkpoints = _absolute(data_dir, "data_dir"), _absolute(checkpoint_dir, "checkpoint_dir")
+        self.checkpoint_dir = folder / "checkpoints" if checkpoints is None and folder is not None else checkpoints
+        self._process = _ServerProcess(_command(shards, seed, folder, checkpoints, device))
         try:
             ready = self._process.wait_until_ready(START_TIMEOUT_S if folder is None else RECOVERY_TIMEOUT_S)
             self.admin_url = ready.admin_url
@@ -124,6 +135,19 @@ class LocalCluster(Cluster):
         except BaseException:
             self._process.stop()
             raise
+
+    def checkpoint(self, extra: object = None, *, name: str | None = None, wait: bool = True) -> CheckpointJob:
+        """Makes a checkpoint, as Cluster.checkpoint does.
+
+        Raises:
+            BadOption: this cluster has no folder for checkpoints.
+        """
+        if self.checkpoint_dir is None:
+            raise BadOption(
+                "this cluster keeps its rows in memory only and has no folder for checkpoints; pass checkpoint_dir=, or "
+                "data_dir=, to LocalCluster"
+            )
+        return super().checkpoint(extra, name=name, wait=wait)
 
     def close(self) -> None:
         """Sends what is queued, disconnects, and ends the processes; a forked child ends no process. May be called again.
@@ -141,17 +165,18 @@ class LocalCluster(Cluster):
             self._process.stop()
 
 
-def _absolute(data_dir: str | os.PathLike[str] | None) -> Path | None:
-    if data_dir is None:
+def _absolute(path: str | os.PathLike[str] | None, what: str) -> Path | None:
+    if path is None:
         return None
-    if not isinstance(data_dir, (str, os.PathLike)) or not os.fspath(data_dir) or isinstance(os.fspath(data_dir), bytes):
-        raise BadOption(f"data_dir must be the path of a folder, or None for memory only; got {data_dir!r}")
-    if data_dir == "none":
-        raise BadOption("data_dir 'none': pass None for memory only, or './none' for a folder of that name")
-    return Path(os.path.abspath(data_dir))
+    nothing = {"data_dir": "memory only", "checkpoint_dir": "no folder of its own"}[what]
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
+        raise BadOption(f"{what} must be the path of a folder, or None for {nothing}; got {path!r}")
+    if path == "none":
+        raise BadOption(f"{what} 'none': pass None for {nothing}, or './none' for a folder of that name")
+    return Path(os.path.abspath(path))
 
 
-def _command(shards: int, seed: int, data_dir: Path | None, device: str) -> list[str]:
+def _command(shards: int, seed: int, data_dir: Path | None, checkpoint_dir: Path | None, device: str) -> list[str]:
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
         raise BadOption(f"shards must be an integer >= 1, got {shards!r}")
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -160,6 +185,7 @@ def _command(shards: int, seed: int, data_dir: Path | None, device: str) -> list
         raise BadOption(f"device must be a string such as 'auto' or 'cpu', got {device!r}")
     command = [sys.executable, "-m", "shardam_server", "up", "--shards", str(shards), "--port", "0", "--admin-port", "0"]
     command += [f"--data-dir={data_dir or 'none'}"]
+    command += [] if checkpoint_dir is None else [f"--checkpoint-dir={checkpoint_dir}"]
     return [*command, "--seed", str(seed), "--device", device, "--json", "--exit-with-stdin"]
 
 

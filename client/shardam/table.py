@@ -43,6 +43,7 @@ class Table:
         self._cluster = cluster
         self._spec = info if isinstance(info, TableSpec) else info.spec
         self._found = None if isinstance(info, TableSpec) else info
+        self._found_after = cluster._restores
 
     @property
     def name(self) -> str:
@@ -68,17 +69,18 @@ class Table:
         """Returns schema, id and seed.
 
         Raises:
-            UnknownTable: this table came out of a pickle, and the cluster has none of its name.
+            UnknownTable: this table came out of a pickle, or the cluster was restored, and the cluster has none of its name.
             SchemaMismatch: likewise, and the cluster's table has another schema.
         """
-        if self._found is None:
+        restores = self._cluster._restores
+        if self._found is None or self._found_after != restores:
             found = self._cluster.table(self.name).info()
             if found.spec != self._spec:
                 raise SchemaMismatch(
-                    f"table {self.name!r} was {self._spec} when it was pickled and is {found.spec} in the cluster now",
+                    f"table {self.name!r} was {self._spec} for this object and is {found.spec} in the cluster now",
                     metadata={"table": self.name},
                 )
-            self._found = found
+            self._found, self._found_after = found, restores
         return self._found
 
     def stats(self) -> TableStats:

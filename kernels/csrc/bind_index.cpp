@@ -104,7 +104,10 @@ Array1<std::uint8_t> view_record(nb::handle_t<Arena> self, std::int64_t slot) {
 }  // namespace
 
 void bind_indexes(nb::module_& module) {
-  bind_index<HashIndex>(module, "HashIndex", "Any int64 id -> slot, in the order of mix64(id).").def(nb::init<>());
+  bind_index<HashIndex>(module, "HashIndex", "Any int64 id -> slot, in the order of mix64(id).")
+      .def(nb::init<>())
+      .def("spread", &HashIndex::spread, nb::call_guard<nb::gil_scoped_release>(),
+           "Spreads the rows that are there evenly: searches are quick again after many came in the index's order.");
   bind_index<ArrayIndex>(module, "ArrayIndex", "Ids 0 to num_embeddings - 1 -> slot, in the order of the id.")
       .def("__init__", &create_array_index, nb::arg("num_embeddings"))
       .def_prop_ro("num_embeddings", &ArrayIndex::num_embeddings, "Number of possible ids.");

@@ -11,6 +11,9 @@ namespace {
 
 constexpr int kMinBits = 4;
 constexpr int kMaxBits = 56;  // 2^56 entries of 16 bytes are beyond any address space
+constexpr std::size_t kNear = 8;  // entries looked at one by one: two lines of the cache, and few crowds are longer
+constexpr std::int64_t kFewRows = 64;  // below, the range of the ids that are there says little of those to come
+constexpr std::size_t kPassedPerHome = 8;  // spreading costs about as much as to pass one entry per home
 constexpr std::int64_t kChunk = 64;  // ids whose entries are prefetched together: a few times what a core keeps in flight
 
 // Longest allowed fill, 11/16: beyond, searches lengthen faster than memory shrinks.
@@ -23,8 +26,29 @@ std::size_t HashIndex::memory_bytes() const { return num_homes_ * sizeof(Entry) 
 std::size_t HashIndex::position(std::uint64_t mixed) const {
   const Entry* all = entries();
   std::size_t at = home(mixed);
-  while (all[at].slot_plus_one != 0 && all[at].mixed < mixed) ++at;
-  return at;
+  for (const std::size_t end = at + kNear; at < end; ++at) {
+    if (all[at].slot_plus_one == 0 || all[at].mixed >= mixed) return at;
+  }
+  return far_position(at - 1, mixed);
+}
+
+// Behind the home of a mixed id lie the smaller ones without a gap, then greater ones or a gap: so halving finds the border.
+std::size_t HashIndex::far_position(std::size_t after, std::uint64_t mixed) const {
+  const Entry* all = entries();
+  const std::size_t end = 2 * num_homes_;
+  const auto is_smaller = [&](std::size_t at) { return all[at].slot_plus_one != 0 && all[at].mixed < mixed; };
+  std::size_t step = kNear, to = after + step;
+  while (to < end && is_smaller(to)) {
+    after = to;
+    step *= 2;
+    to = after + step;
+  }
+  to = std::min(to, end);
+  while (to - after > 1) {
+    const std::size_t middle = after + (to - after) / 2;
+    (is_smaller(middle) ? after : to) = middle;
+  }
+  return to;
 }
 
 template <class Visit>
@@ -59,28 +83,56 @@ bool HashIndex::has_room(std::int64_t num_new) const { return num_new <= max_row
 
 void HashIndex::reserve(std::int64_t num_new) {
   if (has_room(num_new)) return;
-  int bits = num_homes_ == 0 ? kMinBits : 64 - shift_;
+  int bits = num_homes_ == 0 ? kMinBits : bits_;
   while (bits <= kMaxBits && num_new > max_rows_of(std::size_t{1} << bits) - num_rows_) ++bits;
   if (bits > kMaxBits) throw std::bad_alloc();
   grow(bits);
 }
 
+// Spreads the entries evenly, as far as their number says where others will come.
+void HashIndex::spread() {
+  if (num_rows_ >= kFewRows) grow(bits_);
+}
+
 void HashIndex::grow(int bits) {
-  const std::size_t num_homes = std::size_t{1} << bits;
-  ZeroedMemory memory(2 * num_homes * sizeof(Entry), /*large_pages=*/true);
+  ZeroedMemory memory(2 * (std::size_t{1} << bits) * sizeof(Entry), /*large_pages=*/true);
   Entry* to = memory.as<Entry>();
-  std::size_t next = 0;
   const Entry* from = entries();
+  set_range(bits);
+  std::size_t next = 0;
   std::int64_t left = num_rows_;
   for (std::size_t at = 0; left > 0; ++at) {
     if (from[at].slot_plus_one == 0) continue;
-    next = std::max(next, static_cast<std::size_t>(from[at].mixed >> (64 - bits)));
+    next = std::max(next, home(from[at].mixed));
     to[next++] = from[at];
     --left;
   }
   memory_ = std::move(memory);
-  num_homes_ = num_homes;
-  shift_ = 64 - bits;
+  passed_ = 0;
+}
+
+// Takes the range of the entries, and as much beyond both ends as lies between two of them: greater ones are about as far.
+void HashIndex::set_range(int bits) {
+  constexpr std::uint64_t kAll = ~std::uint64_t{0};
+  std::uint64_t first = 0, last = kAll;
+  if (num_rows_ >= kFewRows) {
+    const Entry* all = entries();
+    std::size_t at = 0;
+    while (all[at].slot_plus_one == 0) ++at;
+    first = all[at].mixed;
+    std::size_t end = num_homes_;
+    while (all[end].slot_plus_one != 0) ++end;
+    while (all[end - 1].slot_plus_one == 0) --end;
+    last = all[end - 1].mixed;
+    const std::uint64_t margin = (last - first) / static_cast<std::uint64_t>(num_rows_);
+    first -= std::min(first, margin);
+    last += std::min(kAll - last, margin);
+  }
+  num_homes_ = std::size_t{1} << bits;
+  bits_ = bits;
+  first_ = first;
+  width_ = std::max<std::uint64_t>(last - first, 2 * num_homes_);  // so that the quotient fits
+  homes_per_distance_ = static_cast<std::uint64_t>((static_cast<unsigned __int128>(num_homes_) << 64) / width_);
 }
 
 std::int64_t HashIndex::insert(const std::int64_t* row_ids, std::int64_t count, std::int64_t* out_slots,
@@ -88,8 +140,16 @@ std::int64_t HashIndex::insert(const std::int64_t* row_ids, std::int64_t count, 
   if (!has_room(count)) reserve(count - lookup(row_ids, count, out_slots));
   std::int64_t num_new = 0;
   if (num_homes_ == 0) return num_new;  // count is 0
+  if (passed_ > kPassedPerHome * num_homes_) {
+    try {
+      spread();
+    } catch (const std::bad_alloc&) {  // it is slow without, and right
+    }
+    passed_ = 0;
+  }
   for_each_prefetched(row_ids, count, [&](std::int64_t i, std::uint64_t mixed) {
     const std::size_t at = position(mixed);
+    if (at - home(mixed) > kNear) passed_ += kNear;
     const Entry& entry = entries()[at];
     const bool is_new = entry.slot_plus_one == 0 || entry.mixed != mixed;
     if (is_new) insert_at(at, mixed, pool_.take());
@@ -105,6 +165,7 @@ void HashIndex::insert_at(std::size_t position, std::uint64_t mixed, std::int64_
   std::size_t end = position;
   while (all[end].slot_plus_one != 0) ++end;
   std::memmove(all + position + 1, all + position, (end - position) * sizeof(Entry));
+  passed_ += end - position;
   all[position] = Entry{mixed, slot + 1};
   ++num_rows_;
 }

@@ -43,6 +43,11 @@ class HashIndex:
         Returns (row_ids, slots, next_key): rows from from_key on in the index's order; next_key is None at the end.
         """
 
+    def spread(self) -> None:
+        """
+        Spreads the rows that are there evenly: searches are quick again after many came in the index's order.
+        """
+
 class ArrayIndex:
     """Ids 0 to num_embeddings - 1 -> slot, in the order of the id."""
 

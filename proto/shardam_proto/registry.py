@@ -121,7 +121,8 @@ class Plan:
         checkpoint_id: id in its manifest and files.
         keep_clients: clients and groups go on with their numbers (a reshard).
         weights_only: moments and steps begin anew.
-        read_only: tables refuse changes.
+        read_only: all tables that are loaded refuse changes.
+        read_only_tables: of those, tables that refuse them in any case, by name.
         load: tables to load, by name.
         keep: tables that stay as they are, by name.
         created: tables to load that the cluster did not have.
@@ -140,6 +141,11 @@ class Plan:
     load: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     created: tuple[str, ...] = ()
+    read_only_tables: tuple[str, ...] = ()
+
+    def makes_read_only(self, table: str) -> bool:
+        """True: a table that it loads refuses changes from here on."""
+        return self.read_only or table in self.read_only_tables
 
     def is_ahead_of(self, timeline: int, epoch: int) -> bool:
         """True: a state of this timeline and epoch is from before the plan."""
@@ -153,7 +159,7 @@ class Plan:
     def from_json(cls, text: str | bytes) -> Plan:
         """Reads the value stored in Redis."""
         values = json.loads(text)
-        return cls(**{**values, **{name: tuple(values[name]) for name in ("load", "keep", "created")}})
+        return cls(**{**values, **{name: tuple(values[name]) for name in ("load", "keep", "created", "read_only_tables")}})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from shardam_server.command_errors import UsageError
+from shardam_server.demo_checkpoints import LATEST, CheckpointOptions, Stopped
 from shardam_server.demo_report import DemoReport
 from shardam_server.demo_run import Demo, DemoOptions
 
@@ -41,20 +42,11 @@ MAX_STALENESS = 1_000
 """Steps; beyond it a bound bounds nothing in a demo."""
 
 MAX_EPOCHS = 1_000
+MAX_STEPS = 10**9
+"""Of all epochs: more than any run takes."""
+
 MAX_SEED = 2**63 - 1
 """The largest that torch and NumPy both take as it is."""
-
-
-class Stopped(BaseException):
-    """A signal asked the command to end; like KeyboardInterrupt no error, so that nothing catches it by accident.
-
-    Attributes:
-        exit_code: 128 + the number of the signal, as a shell reports it.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.exit_code = 128 + number
 
 
 def run_demo(arguments: list[str]) -> int:
@@ -138,11 +130,38 @@ def parse_options(arguments: list[str]) -> DemoOptions:
         help="folder that keeps rows and moments: a killed shard comes back from it, and another demo with the same folder, "
         "shards and seed trains on from there (default: none, they live in memory and go with the demo)",
     )
+    parser.add_argument(
+        "--checkpoint-dir",
+        type=_folder,
+        metavar="PATH",
+        help="folder of checkpoints, which Ctrl-C then makes one of, to go on from with --resume (default: `checkpoints` in "
+        "the data folder, else none)",
+    )
+    parser.add_argument(
+        "--checkpoint-every",
+        type=_whole(0, MAX_STEPS),
+        default=0,
+        metavar="N",
+        help="a checkpoint after every N steps (default 0: only when the demo is stopped)",
+    )
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=LATEST,
+        type=_checkpoint,
+        metavar="latest|NAME|PATH",
+        help="go on from a checkpoint of a demo with the same data, workers, mode and seed; without a value from the latest; "
+        "the number of shards may be another one",
+    )
     parser.add_argument("--keep", action="store_true", help="leave everything up at the end, with URLs to open, until Ctrl-C")
     parser.add_argument(
         "--json", dest="as_json", action="store_true", help="end stdout with one JSON object; all else goes to stderr"
     )
-    return DemoOptions(**vars(parser.parse_args(arguments)))
+    values = vars(parser.parse_args(arguments))
+    checkpoints = CheckpointOptions(values.pop("checkpoint_dir"), values.pop("checkpoint_every"), values.pop("resume"))
+    checkpoints.root(values["data_dir"])
+    checkpoints.resumed()
+    return DemoOptions(**values, checkpoints=checkpoints)
 
 
 def _mode(text: str) -> str:
@@ -153,6 +172,13 @@ def _mode(text: str) -> str:
     if name != "bounded" or not (bound.isascii() and bound.isdecimal()) or int(bound) > MAX_STALENESS:
         raise argparse.ArgumentTypeError(f"must be async, sync, or bounded:N with N from 0 to {MAX_STALENESS}, got {text!r}")
     return f"bounded:{int(bound)}"
+
+
+def _checkpoint(text: str) -> str:
+    """Converts a checkpoint's name or path."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be latest, a checkpoint's name, or a path with a /")
+    return text
 
 
 def _folder(text: str) -> Path | None:

@@ -106,6 +106,13 @@ class Child:
         """Returns the last lines of its stderr."""
         return list(self._tail)
 
+    def tell(self, message: bytes) -> None:
+        """Writes to its stdin; one that has ended hears nothing."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(message)
+                self._process.stdin.flush()
+
     def stop(self, grace_s: float) -> None:
         """Ends it: by the end of its stdin, after half the grace by SIGTERM, after all of it by SIGKILL."""
         self._close_stdin()

@@ -120,6 +120,7 @@ class DemoReport:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._description = ""
+        self._head_shown = False
 
     def __enter__(self) -> Self:
         return self
@@ -150,10 +151,30 @@ class DemoReport:
             f"starting {_count(workers, 'worker')} (cpu), mode {mode}"
         )
 
-    def durability(self, data_dir: Path | None) -> None:
-        """Says where rows live, if they outlive the demo."""
+    def durability(self, data_dir: Path | None, checkpoint_root: Path | None) -> None:
+        """Says where rows live, if they outlive the demo, and where checkpoints lie."""
         if data_dir is not None:
             self.line(f"  rows are kept in {data_dir}; a demo with this folder again trains on from there")
+        if checkpoint_root is not None:
+            self.line(f"  checkpoints go to {checkpoint_root}; Ctrl-C while training makes one and says how to go on from it")
+
+    def resumed(self, epoch: int, steps: int) -> None:
+        """Says where a run goes on."""
+        self.line(f"  goes on from the checkpoint after step {steps:,}, in epoch {epoch}")
+
+    def checkpoint(self, name: str, epoch: int, steps: int) -> None:
+        """Says that a checkpoint was made."""
+        self.line(f"checkpoint {name} after step {steps:,}, in epoch {epoch}")
+
+    def checkpoint_failed(self, steps: int, message: str) -> None:
+        """Says why a checkpoint was not made; training goes on."""
+        self.line(f"no checkpoint after step {steps:,}: {message}")
+
+    def stopped(self, command: str) -> None:
+        """Says how to go on."""
+        self._stop_progress()
+        self.line("Go on from here with", style="bold")
+        self.line(f"  {command}")
 
     def progress(self, part: str, epoch: int, done: int, total: int) -> None:
         """Moves the bar, if this is a terminal."""
@@ -179,7 +200,8 @@ class DemoReport:
 
     def epoch(self, result: EpochResult) -> None:
         """Prints one line of the table of epochs, the first time with its head."""
-        if result.epoch == 1:
+        if not self._head_shown:
+            self._head_shown = True
             self.line()
             self.line("              AUC             log loss            samples/s", style="bold")
             self.line("epoch   shardam   local   shardam   local   shardam     local", style="bold")

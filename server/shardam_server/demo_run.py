@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shardam_server.command_errors import CommandError, UsageError
+from shardam_server.demo_checkpoints import CheckpointOptions, Stopped, resume_command
 from shardam_server.demo_processes import Child, Exited, Happening, Line, child_environment
 from shardam_server.demo_report import DataSummary, DemoReport, EpochResult, MovedRow, Training
 from shardam_server.demo_rest import devices_of, read_row, row_url
@@ -20,6 +21,9 @@ PREPARE, CLUSTER, WORKERS = "data preparation", "cluster", "workers"
 
 CLUSTER_START_S = 120.0
 """A cluster starts in seconds; one that takes this long hangs."""
+
+STOP = b"s"
+"""What is written to the workers' stdin to have them stop after a step; shardam.demo reads it."""
 
 WORKERS_STOP_S = 5.0
 CLUSTER_STOP_S = 30.0
@@ -45,6 +49,14 @@ class DemoOptions:
     data_dir: Path | None
     keep: bool
     as_json: bool
+    checkpoints: CheckpointOptions = dataclasses.field(default_factory=CheckpointOptions)
+
+    def flags(self) -> list[str]:
+        """Returns the flags that a run must have again to go on from a checkpoint of this one, and those that it may want."""
+        words = [] if self.data is None else ["--data", self.data]
+        words += ["--workers", str(self.workers), "--shards", str(self.shards), "--epochs", str(self.epochs)]
+        words += ["--seed", str(self.seed), "--mode", self.mode]
+        return words + ([] if self.checkpoints.every == 0 else ["--checkpoint-every", str(self.checkpoints.every)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +110,8 @@ class Demo:
         self._last_epoch: EpochResult | None = None
         self._training: Training | None = None
         self._errors: list[WorkerError] = []
+        self._has_stopped = False
+        self._checkpoint_root = options.checkpoints.root(options.data_dir)
 
     def run(self) -> None:
         """Does it all and stops what it started; a second signal while it stops ends the children by force.
@@ -143,6 +157,8 @@ class Demo:
     def _start_cluster(self) -> ClusterAddress:
         flags = ["--shards", str(self._options.shards), "--port", "0", "--admin-port", "0", "--seed", str(self._options.seed)]
         flags.append(f"--data-dir={self._options.data_dir or 'none'}")
+        if self._checkpoint_root is not None:
+            flags.append(f"--checkpoint-dir={self._checkpoint_root}")
         self._start(CLUSTER, "shardam_server", ["up", *flags, "--json", "--exit-with-stdin"], {})
         try:
             happening = self._happenings.get(timeout=CLUSTER_START_S)
@@ -157,7 +173,7 @@ class Demo:
     def _train(self, cluster: ClusterAddress) -> None:
         options = self._options
         self._report.started(devices_of(cluster.admin_url), options.workers, options.mode, cluster.admin_url)
-        self._report.durability(options.data_dir)
+        self._report.durability(options.data_dir, self._checkpoint_root)
         torchrun = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(options.workers)]
         environment = {
             "SHARDAM_REDIS_URL": cluster.redis_url,
@@ -166,20 +182,50 @@ class Demo:
             "TMPDIR": str(self._dataset.parent),  # torchrun and torch leave folders behind, which go with this one
         }
         arguments = ["--dataset", str(self._dataset), "--cluster", cluster.name, "--epochs", str(options.epochs)]
-        arguments += ["--seed", str(options.seed), "--mode", options.mode]
+        arguments += ["--seed", str(options.seed), "--mode", options.mode, *self._checkpoint_flags()]
         self._start(
             WORKERS,
             "torch.distributed.run",
             [*torchrun, "-m", "shardam.demo", *arguments, "--exit-with-stdin"],
             environment,
         )
+        try:
+            self._follow_workers()
+        except Stopped:
+            if self._checkpoint_root is not None and self._to_show is not None and WORKERS in self._children:
+                self._stop_with_checkpoint()
+            raise
+
+    def _checkpoint_flags(self) -> list[str]:
+        """Returns what the workers are told of checkpoints."""
+        asked = self._options.checkpoints
+        flags = [] if self._checkpoint_root is None else ["--checkpoints", "--checkpoint-every", str(asked.every)]
+        resumed = asked.resumed()
+        return flags if resumed is None else [*flags, "--resume", resumed]
+
+    def _stop_with_checkpoint(self) -> None:
+        """Has the workers stop after their step, with a checkpoint; another signal ends it at once.
+
+        Raises:
+            CommandError: a process has failed meanwhile.
+        """
+        self._report.line("stops after this step, with a checkpoint; Ctrl-C again stops at once")
+        self._children[WORKERS].tell(STOP)
+        self._follow_workers()
+
+    def _follow_workers(self) -> None:
+        """Takes what the workers say until they have ended.
+
+        Raises:
+            CommandError: a process has failed.
+        """
         while True:
             match self._happenings.get():
                 case Line(child=child, text=text) if child == WORKERS and text.startswith('{"event": '):
                     self._take_worker_event(json.loads(text))
                 case Line(child=child, text=text):
                     self._children[child].add_to_tail(text)
-                case Exited(child=child, status=0) if child == WORKERS and self._training is not None:
+                case Exited(child=child, status=0) if child == WORKERS and (self._training is not None or self._has_stopped):
                     return
                 case Exited(child=child, status=status):
                     self._fail(child, status)
@@ -193,12 +239,27 @@ class Demo:
                 self._report.epoch(self._last_epoch)
             case "moved":
                 self._to_show = RowToShow(**event)
+            case "resumed":
+                self._report.resumed(**event)
+            case "checkpoint":
+                self._report.checkpoint(**event)
+            case "checkpoint_failed":
+                self._report.checkpoint_failed(**event)
+            case "stopped":
+                self._take_stop(event["name"])
             case "end":
                 options = self._options
                 self._training = Training(options.mode, options.workers, options.shards, **event)
             case "error":
                 # A worker that fails takes others with it; theirs are follow-up errors of the process group.
                 self._errors.insert(len(self._errors) if event["trace"] else 0, WorkerError(**event))
+
+    def _take_stop(self, name: str | None) -> None:
+        self._has_stopped = True
+        if name is None or self._checkpoint_root is None:
+            self._report.line("stopped without a checkpoint; the line above says why")
+        else:
+            self._report.stopped(resume_command(self._options.flags(), self._checkpoint_root, name))
 
     def _show(self, cluster: ClusterAddress) -> None:
         if self._to_show is None or self._last_epoch is None or self._training is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import redis
 
 from shardam_proto.errors import RedisUnreachable
-from shardam_proto.registry import ClusterView, Keys, ShardEntry, connect_redis, read_cluster
+from shardam_proto.registry import ClusterView, Keys, Plan, ShardEntry, connect_redis, read_cluster
 from shardam_server.command_errors import CommandError
 from shardam_server.redis_errors import redis_unreachable
 
@@ -98,6 +98,18 @@ class ClusterProbe:
         """Waits until the admin API says that it and all shards serve (/readyz)."""
         while not await asyncio.to_thread(_is_ready, host, port):
             await asyncio.sleep(_POLL_S)
+
+    async def plan_timeline(self) -> int:
+        """Returns the timeline of the last plan; zero: there is none.
+
+        Raises:
+            RedisUnreachable: Redis did not answer.
+        """
+        try:
+            value = await asyncio.to_thread(self._connection.get, self._keys.plan)
+        except redis.RedisError as error:
+            raise redis_unreachable(self._url, error) from error
+        return 0 if value is None else Plan.from_json(value).timeline
 
     async def view(self) -> ClusterView:
         """Returns what Redis says of the cluster, at most a moment old.

@@ -311,6 +311,11 @@ class UpSettings(StateSettings):
     host: Host = Field("127.0.0.1", description="address that all bind; a wider one than loopback needs a token or --insecure")
     port: Port = Field(DEFAULT_PORT, description="shard I listens on this port + I; 0 = free ports")
     admin_port: Port = Field(8080, description="port of the admin API; 0 = any free port")
+    restore: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="checkpoint that a cluster without tables goes on from: its name, latest, or a path below the folder of "
+        "checkpoints. A cluster that has tables is not touched, and does not start",
+    )
     redis: RedisUrl | None = Field(
         None, repr=False, description="Redis to meet at, as a URL; without it a private server is started on a free port"
     )
@@ -332,6 +337,14 @@ class UpSettings(StateSettings):
     as_json: bool = Field(
         False, validation_alias=AliasChoices("SHARDAM_JSON"), description="print the banner as one JSON line on stdout"
     )
+
+    @model_validator(mode="after")
+    def _check_restore(self) -> Self:
+        if self.restore is not None and self.checkpoint_root is None:
+            raise ValueError(
+                f"--restore {self.restore} needs a folder of checkpoints: name it with --checkpoint-dir, or give a --data-dir"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_ports(self) -> Self:

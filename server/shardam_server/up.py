@@ -25,6 +25,7 @@ from shardam_server.private_redis import PrivateRedis
 from shardam_server.readiness import ClusterProbe
 from shardam_server.settings import UpSettings
 from shardam_server.supervisor import Group, Kept, RestartPolicy, Supervisor
+from shardam_server.up_restore import StartRestore
 from shardam_server.up_shards import ShardTerms, UpShards
 
 _log = logging.getLogger(__name__)
@@ -160,6 +161,8 @@ class _Cluster:
         _log.debug("the admin API answers (pid %d)", pid)
 
     async def _announce(self) -> None:
+        if self._settings.restore is not None:
+            await StartRestore(self._probe, self._settings.restore, self._settings.plain_token).run()
         view = await self._probe.view()
         settings = self._settings
         banner = Banner(

@@ -64,6 +64,7 @@ class UpShards:
         self._ports = {index: settings.port + index if settings.port else 0 for index in range(settings.shards)}
         self._have_served: set[int] = set()
         self._serving_now: set[int] = set()
+        self._replaced = False
 
     def make(self) -> list[Kept]:
         """Makes one child for each shard that there is now."""
@@ -80,6 +81,7 @@ class UpShards:
         self._num_shards = await self._probe.num_shards() or former
         self._ports = {index: self._port_of(index, is_new=index >= former) for index in range(self._num_shards)}
         self._serving_now.clear()
+        self._replaced = True
         last = self._num_shards - 1
         _log.info("the cluster has moved from %d to %d shards: starts shards 0 to %d", former, self._num_shards, last)
         return self.make()
@@ -106,7 +108,9 @@ class UpShards:
 
     def _make_shard(self, index: int) -> Kept:
         settings, count = self._settings, self._num_shards
-        spec = self._terms.commands.shard(index, lambda: self._ports[index], lambda: index in self._have_served, count)
+        spec = self._terms.commands.shard(
+            index, lambda: self._ports[index], lambda: self._replaced or index in self._have_served, count
+        )
         return Kept(
             Child(spec, self._terms.console),
             functools.partial(self._shard_ready, index),

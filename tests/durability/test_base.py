@@ -7,11 +7,11 @@ import errno
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from shardam_testing.crash_copies import Crashes
 from shardam_testing.scripted_files import ScriptedFiles
 from shardam_testing.shard_histories import (
     CLIENTS,
@@ -39,25 +39,6 @@ from shardam_server.shard.journal.options import JournalOptions
 from shardam_server.shard.sequencer import Sequencer
 
 TRUNCATE = JournalOptions(truncate=True)
-
-
-class Crashes:
-    """Copies a folder before each operation on its files: what a kill at that point leaves."""
-
-    def __init__(self, data_dir: Path, copies: Path) -> None:
-        self._data_dir = data_dir
-        self._copies = copies
-        self.num_copies = 0
-        self.operations: list[str] = []
-
-    def take(self, operation: str, path: Path) -> None:
-        self.operations.append(f"{operation} {path.name}")
-        shutil.copytree(self._data_dir, self._copies / str(self.num_copies))
-        self.num_copies += 1
-
-    def __iter__(self) -> Iterator[tuple[str, Path]]:
-        for number, operation in enumerate(self.operations):
-            yield operation, self._copies / str(number)
 
 
 def test_a_crash_at_each_step_of_a_base_loses_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -24,6 +23,7 @@ from shardam_testing.shard_histories import (
     push,
     try_base,
 )
+from shardam_testing.small_disk import small_disk
 from shardam_testing.waiting import wait_for
 
 from shardam_proto.errors import JournalDamaged, JournalFull
@@ -38,16 +38,8 @@ FILLER_BYTES = 128 * 1024
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
-    result = subprocess.run(mount, capture_output=True, text=True, timeout=30, check=False)
-    if result.returncode:
-        pytest.skip("a tmpfs cannot be mounted")
-    try:
+    with small_disk(tmp_path / "disk", DISK_BYTES) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], timeout=30, check=True)
 
 
 def started(disk: Path, on_full: Literal["suspend", "refuse"]) -> tuple[StateStore, ShardState]:

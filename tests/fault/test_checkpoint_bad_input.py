@@ -234,7 +234,10 @@ def small_disk(folder: Path, size_bytes: int, *, read_only: bool = False) -> Ite
         subprocess.run(["umount", "-l", str(folder)], timeout=30, check=True)
 
 
-DISK_BYTES = 1024 * 1024
+SPARE_BYTES = 64 * 2**20
+"""What a shard leaves free on a disk that it writes to."""
+
+DISK_BYTES = SPARE_BYTES + 4 * 2**20
 
 
 def test_a_full_disk_fails_the_checkpoint_with_the_folder_and_leaves_the_last_one(tmp_path: Path) -> None:
@@ -244,7 +247,7 @@ def test_a_full_disk_fails_the_checkpoint_with_the_folder_and_leaves_the_last_on
     ):
         train(cluster)
         cluster.checkpoints.done(cluster.checkpoints.create(NAME))
-        (disk / "filler").write_bytes(b"x" * (DISK_BYTES - used_bytes(disk) - 40 * 1024))
+        (disk / "filler").write_bytes(b"x" * (DISK_BYTES - used_bytes(disk) - SPARE_BYTES))
         with untouched(cluster):
             failed = cluster.checkpoints.failed(cluster.checkpoints.create("too-large"))
             assert failed.reason == "CHECKPOINT_FAILED"

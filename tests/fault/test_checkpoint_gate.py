@@ -20,7 +20,8 @@ HANG_S = 200.0
 """What takes seconds on an idle machine."""
 
 DIM = 8
-NUM_ROWS = 500
+NUM_ROWS = 30_000
+"""Rows at the cut: several of the pages of a MiB in which the writer reads, so that most are changed before they are read."""
 
 
 @pytest.mark.case("C075")

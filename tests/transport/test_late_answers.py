@@ -14,7 +14,8 @@ from shardam._backoff import Deadline
 from shardam._parts import PushChange, TableStepGradient, push_change
 from shardam._pusher import Pusher
 from shardam._reads import read_weights
-from shardam._session import Session, SessionOptions
+from shardam._session import Session
+from shardam._session_options import SessionOptions
 from shardam._stream import StreamRequest
 from shardam._values import TableInfo
 from shardam_kernels.factors import AdamOptions

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,11 +63,22 @@ class Baseline:
         )
         self.throughput = Throughput()
 
+    def state(self) -> dict[str, Any]:
+        """Returns all that a run goes on from."""
+        return {"trainer": self._trainer.state(), "throughput": dataclasses.asdict(self.throughput)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes what `state` returned."""
+        self._trainer.load(state["trainer"])
+        self.throughput = Throughput(**state["throughput"])
+
     def run_epoch(self, epoch: int, seed: int, batch_size: int) -> tuple[float, float]:
         """Trains one epoch (counted from 1) and returns AUC and log loss on the test samples."""
         share = Share(rank=0, workers=1, batch_size=batch_size)
         total = len(self._train) // batch_size * batch_size
         progress = Progress("baseline", epoch, total)
         batches = share.batches(len(self._train), seed, epoch)
-        self.throughput.time(total, lambda: self._trainer.train_epoch(self._train, batches, progress.advance))
+        with self.throughput.measured():
+            self._trainer.train_epoch(self._train, batches, progress.advance)
+        self.throughput.samples += total
         return evaluate(self._fields, self._tower, self._test)

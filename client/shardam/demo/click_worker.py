@@ -83,7 +83,7 @@ class ClickWorker:
     def _train_epoch(self, epoch: int) -> bool:
         """Returns False if it was cut short."""
         for batch in self._share.batches(len(self._train), self._run.seed, epoch):
-            if self._group_stops():
+            if self._stop.of_any_rank():
                 return False
             self._trainer.step(self._train.take(batch))
             self._step += 1
@@ -94,12 +94,6 @@ class ClickWorker:
             auc, log_loss = evaluate(self._fields, self._tower, self._test)
             logger.info("epoch %d: AUC %.4f, log loss %.4f on the test samples", epoch, auc, log_loss)
         return True
-
-    def _group_stops(self) -> bool:
-        """Asks all workers, so that they stop after the same step: one that stopped alone would leave others in DDP's sum."""
-        requested = torch.tensor(int(self._stop.requested))
-        dist.all_reduce(requested, dist.ReduceOp.MAX)
-        return bool(requested)
 
 
 def _join_group() -> None:

@@ -21,7 +21,8 @@ def emit(event: str, **values: Value) -> None:
     """Writes one event.
 
     Args:
-        event: kind: "data" (what is trained on), "progress", "epoch", "moved" (the row to show), "end" or "error".
+        event: kind: "data" (what is trained on), "progress", "epoch", "moved" (the row to show), "resumed", "checkpoint",
+            "checkpoint_failed", "stopped", "end" or "error".
         values: what belongs to the kind, JSON-ready; ids of rows are strings.
     """
     sys.stdout.write(json.dumps({"event": event, **values}) + "\n")
@@ -36,14 +37,15 @@ class Progress:
         epoch: counted from 1.
         total: samples of the epoch over all workers.
         enabled: False: says nothing (all ranks but 0).
+        done: samples that were trained on before.
     """
 
-    def __init__(self, part: str, epoch: int, total: int, *, enabled: bool = True) -> None:
+    def __init__(self, part: str, epoch: int, total: int, *, enabled: bool = True, done: int = 0) -> None:
         self._part = part
         self._epoch = epoch
         self._total = total
         self._enabled = enabled
-        self._done = 0
+        self._done = done
         self._due = 0.0
 
     def advance(self, samples: int) -> None:

@@ -7,6 +7,9 @@ import signal
 import socket
 import threading
 
+import torch
+import torch.distributed as dist
+
 _AT_ONCE = 128 + signal.SIGINT
 """Exit status of a worker that is told twice, as shells count."""
 
@@ -46,6 +49,17 @@ class StopRequest:
         """Says that all work is done: a signal that comes now, while the process ends, must not change its exit status."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
+
+    def request(self) -> None:
+        """Asks as a signal would, from elsewhere; before training starts it is kept until then."""
+        with self._lock:
+            self._requested = True
+
+    def of_any_rank(self) -> bool:
+        """Asks all workers, so that they stop after the same step: one that stopped alone would leave others in DDP's sum."""
+        requested = torch.tensor(int(self.requested))
+        dist.all_reduce(requested, dist.ReduceOp.MAX)
+        return bool(requested)
 
     @property
     def requested(self) -> bool:

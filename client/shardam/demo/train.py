@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -117,6 +119,21 @@ class Trainer:
         for optimizer in self._optimizers:
             optimizer.step()
 
+    def state(self) -> dict[str, Any]:
+        """Returns what the tower and torch's own optimizers are; of modules on shards their cluster keeps the rows."""
+        return {
+            "tower": self._tower.state_dict(),
+            "fields": self._fields.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes what `state` returned."""
+        self._tower.load_state_dict(state["tower"])
+        self._fields.load_state_dict(state["fields"])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
     def train_epoch(self, samples: Samples, batches: Iterator[Tensor], advance: Callable[[int], None]) -> None:
         """Steps through the batches; `advance` is told the number of samples after each."""
         for batch in batches:
@@ -135,17 +152,19 @@ def evaluate(fields: nn.Module, tower: nn.Module, samples: Samples) -> tuple[flo
 
 @dataclasses.dataclass
 class Throughput:
-    """Samples trained on per second of training, without evaluation and start."""
+    """Samples trained on per second of training, without evaluation, checkpoints and start."""
 
     samples: int = 0
     seconds: float = 0.0
 
-    def time(self, samples: int, train: Callable[[], None]) -> None:
-        """Runs `train` and counts it as training on that many samples."""
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Counts what is done inside as time of training."""
         started = time.perf_counter()
-        train()
-        self.seconds += time.perf_counter() - started
-        self.samples += samples
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - started
 
     @property
     def samples_per_s(self) -> float:

@@ -13,6 +13,7 @@ from typing import Generic, NoReturn
 
 from shardam_proto.errors import ShardamError, make_error
 from shardam_proto.limits import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
+from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2, embedding_pb2
 from shardam_server.admin.etags import StateId
 from shardam_server.admin.shard_calls import Request, Response, Select, ShardCalls
@@ -77,16 +78,17 @@ class ChangeClient:
 
     Args:
         calls: reaches the shards.
-        shards: indices of all shards.
+        route_map: says which shards there are.
         client_id: 16 bytes.
         request_id: for the shards' logs.
     """
 
-    def __init__(self, calls: ShardCalls, shards: Iterable[int], client_id: bytes, request_id: int) -> None:
+    def __init__(self, calls: ShardCalls, route_map: RouteMap, client_id: bytes, request_id: int) -> None:
         self._calls = calls
         self._client_id = client_id
         self._request_id = request_id
-        self._shards = list(shards)
+        self._shards = range(route_map.num_shards)
+        self._epoch = route_map.epoch
         self._opened: dict[int, common_pb2.ResponseHeader] = {}
 
     def open(self) -> None:
@@ -104,7 +106,7 @@ class ChangeClient:
             )
             for shard in self._shards
         }
-        outcomes = self._calls.call_many(requests, lambda stubs: stubs.embedding.Open, self._request_id)
+        outcomes = self._calls.call_many(requests, lambda stubs: stubs.embedding.Open, self._request_id, epoch=self._epoch)
         for shard, outcome in sorted(outcomes.items()):
             if isinstance(outcome, ShardamError):
                 raise outcome
@@ -160,7 +162,7 @@ class ChangeClient:
         self, requests: Mapping[int, Request], select: Select[Request, Response], timeout_s: float
     ) -> Mapping[int, Response | ShardamError]:
         try:
-            return self._calls.call_many(requests, select, self._request_id, timeout_s)
+            return self._calls.call_many(requests, select, self._request_id, timeout_s, epoch=self._epoch)
         except ShardamError as error:  # the cluster is not known any more, or this process ends: there is no answer
             return dict.fromkeys(requests, error)
 

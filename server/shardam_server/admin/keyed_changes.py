@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import xxhash
 
 from shardam_proto.errors import BadOption, EtagMismatch, SequenceError, ShardamError
+from shardam_proto.routing import RouteMap
 from shardam_server.admin.change_clients import ChangeClient, Delivery, raise_with
 from shardam_server.admin.row_changes import Applied, RowChange
 from shardam_server.admin.shard_calls import Request, Response, ShardCalls
@@ -87,15 +88,15 @@ class KeyedClient:
 
     Args:
         calls: reaches the shards.
-        num_shards: shards of the cluster; all take part in every change.
+        route_map: says which shards there are; all take part in every change.
         key: the key.
         request_id: for the shards' logs.
     """
 
-    def __init__(self, calls: ShardCalls, num_shards: int, key: IdempotencyKey, request_id: int) -> None:
+    def __init__(self, calls: ShardCalls, route_map: RouteMap, key: IdempotencyKey, request_id: int) -> None:
         self._calls = calls
         self._key = key
-        self._client = ChangeClient(calls, range(num_shards), key.client_id, request_id)
+        self._client = ChangeClient(calls, route_map, key.client_id, request_id)
 
     def open(self, subject: str) -> bool:
         """Registers the client, or finds it; returns whether some shard has taken a change under the key before.

@@ -14,6 +14,7 @@ from typing import Generic
 
 from shardam_proto.errors import ShardamError
 from shardam_proto.limits import CLIENT_ID_BYTES
+from shardam_proto.routing import RouteMap
 from shardam_server.admin.change_clients import ChangeClient, raise_with
 from shardam_server.admin.etags import Precondition, StateId
 from shardam_server.admin.shard_calls import Request, Response, Select, ShardCalls
@@ -28,6 +29,7 @@ class RowChange(Generic[Request, Response]):
 
     Attributes:
         shard: the row's owner; the parts of all other shards are empty.
+        route_map: says so.
         select: picks the stub's method.
         parts: request by shard index, for every shard; headers are filled in when they are sent.
         precondition: its part that the owner cannot check, whose state it is, is checked here; the rest stands in the part.
@@ -35,6 +37,7 @@ class RowChange(Generic[Request, Response]):
     """
 
     shard: int
+    route_map: RouteMap
     select: Select[Request, Response]
     parts: Mapping[int, Request]
     precondition: Precondition
@@ -70,7 +73,7 @@ def run_change(calls: ShardCalls, change: RowChange[Request, Response], request_
         EtagMismatch: the precondition does not hold; nothing has changed.
         ShardamError: a shard refused, did not answer or restarted; the message says whether the row was changed.
     """
-    client = ChangeClient(calls, change.parts, secrets.token_bytes(CLIENT_ID_BYTES), request_id)
+    client = ChangeClient(calls, change.route_map, secrets.token_bytes(CLIENT_ID_BYTES), request_id)
     try:
         try:
             client.open()

@@ -20,7 +20,7 @@ MAX_RESPONSE_VALUES = 4 * 2**20
 MAX_PAGE_ROWS = 1000
 """Rows of one page at most; wide rows give shorter pages (MAX_RESPONSE_VALUES)."""
 
-_CURSOR = re.compile(r"([0-9]{1,4}):([0-9]{1,20})", re.ASCII)
+_CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,4}):([0-9]{1,20})", re.ASCII)
 _MAX_KEY = 2**64 - 1
 
 
@@ -63,7 +63,12 @@ def read_tables(calls: ShardCalls, queries: Sequence[RowQuery], include_optimize
         ShardamError: a shard did not answer or refused; nothing is returned then.
     """
     _check_size(queries, include_optimizer)
-    route_map = calls.reader.formed().route_map
+    return calls.by_route_map(lambda route_map: _read(calls, queries, include_optimizer, request_id, route_map))
+
+
+def _read(
+    calls: ShardCalls, queries: Sequence[RowQuery], include_optimizer: bool, request_id: int, route_map: RouteMap
+) -> list[ReadResult]:
     requests: list[tuple[int, row_pb2.ReadRowsRequest]] = []
     places: list[tuple[int, Int64s]] = []  # of each request: its query, and the positions of its ids in it
     for index, query in enumerate(queries):
@@ -76,7 +81,7 @@ def read_tables(calls: ShardCalls, queries: Sequence[RowQuery], include_optimize
             )
             requests.append((int(shard), request))
             places.append((index, positions))
-    answers = calls.call_each(requests, lambda stubs: stubs.rows.ReadRows, request_id)
+    answers = calls.call_each(requests, lambda stubs: stubs.rows.ReadRows, request_id, epoch=route_map.epoch)
     parts = [[no_rows(query.table.spec.dim, include_optimizer)] for query in queries]
     orders = [[np.empty(0, np.int64)] for _ in queries]
     steps: list[dict[int, int]] = [{} for _ in queries]
@@ -127,15 +132,17 @@ class Cursor:
     """A place in the walk over all rows of a table: shard by shard, in each by the shard's own key.
 
     Attributes:
+        epoch: epoch of the route map; by another one rows lie elsewhere.
         shard: shard index.
         key: from_key of the shard's scan.
     """
 
+    epoch: int
     shard: int = 0
     key: int = 0
 
     def __str__(self) -> str:
-        return f"{self.shard}:{self.key}"
+        return f"{self.epoch}:{self.shard}:{self.key}"
 
     @classmethod
     def parse(cls, text: str, route_map: RouteMap) -> Cursor:
@@ -145,12 +152,18 @@ class Cursor:
             BadOption: it is no cursor of this cluster.
         """
         match = _CURSOR.fullmatch(text)
-        if match is None or int(match[2]) > _MAX_KEY or int(match[1]) >= route_map.num_shards:
+        if match is not None and int(match[1]) < route_map.epoch:
+            raise BadOption(
+                f"cursor {text[:40]!r} is from before the cluster moved to {route_map.num_shards} shards; begin the walk anew",
+                metadata={"cursor": text[:40]},
+            )
+        is_ours = match is not None and int(match[1]) == route_map.epoch and int(match[2]) < route_map.num_shards
+        if match is None or not is_ours or int(match[3]) > _MAX_KEY:
             raise BadOption(
                 f"cursor {text[:40]!r} is none of this cluster's; pass next_cursor of the page before, or none",
                 metadata={"cursor": text[:40]},
             )
-        return cls(int(match[1]), int(match[2]))
+        return cls(int(match[1]), int(match[2]), int(match[3]))
 
 
 def scan_rows(
@@ -178,15 +191,15 @@ def scan_rows(
         request = row_pb2.ScanRowsRequest(
             table_id=table.table_id, include_optimizer=include_optimizer, from_key=place.key, max_rows=room
         )
-        answer = calls.call(place.shard, lambda stubs: stubs.rows.ScanRows, request, request_id)
+        answer = calls.call(place.shard, lambda stubs: stubs.rows.ScanRows, request, request_id, epoch=place.epoch)
         part = decode(answer.rows, answer.header, table.spec.dim, include_optimizer)
         parts.append(part)
         room -= len(part.row_ids)
         steps[place.shard] = answer.table_step
         if answer.HasField("next_key"):
-            place = Cursor(place.shard, answer.next_key)
+            place = Cursor(place.epoch, place.shard, answer.next_key)
         else:
-            place = Cursor(place.shard + 1) if place.shard + 1 < num_shards else None
+            place = Cursor(place.epoch, place.shard + 1) if place.shard + 1 < num_shards else None
     return Page(concatenate(parts), None if place is None else str(place), steps)
 
 

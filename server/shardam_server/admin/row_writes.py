@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from shardam_proto.errors import IdOutOfRange, NonFiniteState, WrongShape
-from shardam_proto.routing import buckets_of
+from shardam_proto.routing import RouteMap, buckets_of
 from shardam_proto.v1 import common_pb2, row_pb2
 from shardam_server.admin.encoding import Float32s
 from shardam_server.admin.etags import Precondition, RowTag
@@ -30,14 +30,14 @@ class RowPlace:
         row_id: its id.
         shard: its owner.
         bucket: its bucket.
-        num_shards: shards of the cluster; each takes a part of every change.
+        route_map: says so; each of its shards takes a part of every change.
     """
 
     table: common_pb2.TableInfo
     row_id: int
     shard: int
     bucket: int
-    num_shards: int
+    route_map: RouteMap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ def place_of(calls: ShardCalls, table: common_pb2.TableInfo, row_id: int) -> Row
         )
     row_ids = np.array([row_id], np.int64)
     route_map = calls.reader.formed().route_map
-    return RowPlace(table, row_id, int(route_map.shards_of(row_ids)[0]), int(buckets_of(row_ids)[0]), route_map.num_shards)
+    return RowPlace(table, row_id, int(route_map.shards_of(row_ids)[0]), int(buckets_of(row_ids)[0]), route_map)
 
 
 def as_column(values: Sequence[float], name: str, place: RowPlace) -> Float32s:
@@ -154,7 +154,7 @@ def put_row(calls: ShardCalls, place: RowPlace, values: RowValues, terms: Change
         part.exp_avg = _column_bytes(values.exp_avg)
     if values.exp_avg_sq is not None:
         part.exp_avg_sq = _column_bytes(values.exp_avg_sq)
-    change = RowChange(place.shard, lambda stubs: stubs.rows.AssignRows, parts, terms.precondition)
+    change = RowChange(place.shard, place.route_map, lambda stubs: stubs.rows.AssignRows, parts, terms.precondition)
     applied = _run(calls, change, terms, request_id)
     return _changed(applied, applied.answer.change_number, applied.answer.num_assigned)
 
@@ -166,7 +166,7 @@ def delete_row(calls: ShardCalls, place: RowPlace, terms: ChangeTerms, request_i
         EtagMismatch, SequenceError, ShardamError: as put_row.
     """
     parts = _parts(row_pb2.DeleteRowsRequest, place, terms)
-    change = RowChange(place.shard, lambda stubs: stubs.rows.DeleteRows, parts, terms.precondition)
+    change = RowChange(place.shard, place.route_map, lambda stubs: stubs.rows.DeleteRows, parts, terms.precondition)
     applied = _run(calls, change, terms, request_id)
     return _changed(applied, applied.answer.change_number, applied.answer.num_deleted)
 
@@ -178,7 +178,7 @@ def clear_moments(calls: ShardCalls, place: RowPlace, terms: ChangeTerms, reques
         EtagMismatch, SequenceError, ShardamError: as put_row.
     """
     parts = _parts(row_pb2.ClearMomentsRequest, place, terms)
-    change = RowChange(place.shard, lambda stubs: stubs.rows.ClearMoments, parts, terms.precondition)
+    change = RowChange(place.shard, place.route_map, lambda stubs: stubs.rows.ClearMoments, parts, terms.precondition)
     applied = _run(calls, change, terms, request_id)
     return _changed(applied, applied.answer.change_number, applied.answer.num_cleared)
 
@@ -186,7 +186,7 @@ def clear_moments(calls: ShardCalls, place: RowPlace, terms: ChangeTerms, reques
 def _run(calls: ShardCalls, change: RowChange[Request, Response], terms: ChangeTerms, request_id: int) -> Applied[Response]:
     if terms.key is None:
         return run_change(calls, change, request_id)
-    client = KeyedClient(calls, len(change.parts), terms.key, request_id)
+    client = KeyedClient(calls, change.route_map, terms.key, request_id)
     client.open(change.subject)
     return client.run(change)
 
@@ -197,7 +197,7 @@ def _changed(applied: Applied[Response], change_number: int, num_rows: int) -> C
 
 def _parts(message: type[Part], place: RowPlace, terms: ChangeTerms) -> dict[int, Part]:
     """Returns every shard's part of a change of one row: empty, but for the owner's, which names the row."""
-    parts = {shard: message(table_id=place.table.table_id) for shard in range(place.num_shards)}
+    parts = {shard: message(table_id=place.table.table_id) for shard in range(place.route_map.num_shards)}
     owner = parts[place.shard]
     owner.row_ids = np.array([place.row_id], "<i8").tobytes()
     owner.condition.CopyFrom(terms.precondition.to_proto())

@@ -13,9 +13,10 @@ from typing import Protocol, TypeVar
 import grpc
 
 from shardam_proto.channels import open_channel, token_metadata, translate
-from shardam_proto.errors import BadToken, ShardamError, ShardNotReady, ShardUnreachable
+from shardam_proto.errors import BadToken, ShardamError, ShardNotReady, ShardUnreachable, StaleState
 from shardam_proto.limits import PROTOCOL_VERSION
 from shardam_proto.registry import ClusterView, ShardEntry
+from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
 from shardam_proto.v1.checkpoint_pb2_grpc import CheckpointServiceStub
 from shardam_proto.v1.embedding_pb2_grpc import EmbeddingServiceStub
@@ -37,6 +38,7 @@ class HasHeader(Protocol):
         ...
 
 
+T = TypeVar("T")
 Request = TypeVar("Request", bound=HasHeader)
 Response = TypeVar("Response")
 
@@ -100,6 +102,21 @@ class ShardCalls:
         """True: no call will be made any more, so trying again is in vain."""
         return self._closed
 
+    def by_route_map(self, work: Callable[[RouteMap], T]) -> T:
+        """Does what calls shards with a route map's epoch; once more if another map takes its place meanwhile.
+
+        Raises:
+            ShardamError: as call_each, and what work raises.
+        """
+        route_map = self.reader.formed().route_map
+        try:
+            return work(route_map)
+        except StaleState as error:
+            present = self.reader.formed().route_map
+            if error.reason != "STALE_ROUTE" or present == route_map:
+                raise
+        return work(present)
+
     def call(
         self,
         shard: int,
@@ -107,13 +124,23 @@ class ShardCalls:
         request: Request,
         request_id: int,
         timeout_s: float | None = None,
+        *,
+        epoch: int = 0,
     ) -> Response:
-        """Calls one shard; as call_many.
+        """Calls one shard.
+
+        Args:
+            shard: its index.
+            select: picks the stub method.
+            request: the request.
+            request_id: travels in the header, so that the shard's log names it.
+            timeout_s: as call_many.
+            epoch: as call_each.
 
         Raises:
             ShardamError: the shard's reason, or SHARD_UNREACHABLE or NOT_READY.
         """
-        outcome = self.call_many({shard: request}, select, request_id, timeout_s)[shard]
+        outcome = self.call_many({shard: request}, select, request_id, timeout_s, epoch=epoch)[shard]
         if isinstance(outcome, ShardamError):
             raise outcome
         return outcome
@@ -124,6 +151,8 @@ class ShardCalls:
         select: Select[Request, Response],
         request_id: int,
         timeout_s: float | None = None,
+        *,
+        epoch: int = 0,
     ) -> dict[int, Response | ShardamError]:
         """Calls several shards at once and waits for all of them.
 
@@ -132,6 +161,7 @@ class ShardCalls:
             select: picks the stub method.
             request_id: travels in the header, so that the shards' logs name it.
             timeout_s: deadline of each call; None: the one given to the constructor.
+            epoch: as call_each.
 
         Returns:
             The answer or the error of each shard.
@@ -141,7 +171,7 @@ class ShardCalls:
             RedisUnreachable: nothing is known of the cluster.
             ShardUnreachable: this process ends.
         """
-        outcomes = self.call_each(list(requests.items()), select, request_id, timeout_s)
+        outcomes = self.call_each(list(requests.items()), select, request_id, timeout_s, epoch=epoch)
         return dict(zip(requests, outcomes, strict=True))
 
     def call_each(
@@ -150,6 +180,8 @@ class ShardCalls:
         select: Select[Request, Response],
         request_id: int,
         timeout_s: float | None = None,
+        *,
+        epoch: int = 0,
     ) -> list[Response | ShardamError]:
         """Makes any number of calls at once, several to one shard too, and waits for all of them.
 
@@ -159,20 +191,30 @@ class ShardCalls:
             select: as call_many.
             request_id: as call_many.
             timeout_s: as call_many.
+            epoch: epoch of the route map by which the caller chose the shards, so that those of another one answer nothing.
+                Zero: any map will do.
 
         Returns:
             The answers or errors in the order of the requests.
 
         Raises:
+            StaleState: there is another map now (STALE_ROUTE).
             ShardNotReady, RedisUnreachable, ShardUnreachable: as call_many.
         """
         deadline_s = self.timeout_s if timeout_s is None else timeout_s
         started = self.reader.now()
         formed = self.reader.formed()
+        if epoch not in (0, formed.route_map.epoch):
+            raise StaleState(
+                f"cluster {self.reader.cluster!r} has moved to {formed.route_map.num_shards} shards; send the request again",
+                reason="STALE_ROUTE",
+            )
         outcomes = self._attempt(formed, requests, select, request_id, deadline_s)
         stale = [place for place, outcome in enumerate(outcomes) if _is_stale(outcome)]
         if stale:
             view = self.reader.refresh(started)
+            if epoch and view.route_map != formed.route_map:
+                return outcomes
             moved = [place for place in stale if _differs(formed, view, requests[place][0])]
             if moved:
                 again = [requests[place] for place in moved]

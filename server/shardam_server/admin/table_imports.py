@@ -225,7 +225,8 @@ class _BlockChanges:
         return {shard: np.flatnonzero(owners == shard) for shard in range(route_map.num_shards)}
 
     def _run(self, parts: Mapping[int, Request], select: Select[Request, Response]) -> dict[int, Response]:
-        client = ChangeClient(self._calls, parts, secrets.token_bytes(CLIENT_ID_BYTES), self._request_id)
+        route_map = self._calls.reader.formed().route_map
+        client = ChangeClient(self._calls, route_map, secrets.token_bytes(CLIENT_ID_BYTES), self._request_id)
         try:
             client.open()
             delivery = client.deliver(parts, select, time.monotonic() + self._calls.timeout_s)

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from shardam_proto.errors import ShardamError, UnknownTable
+from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec, check_name
 from shardam_proto.v1 import common_pb2, table_pb2
 from shardam_server.admin.encoding import Json
@@ -157,11 +158,15 @@ class _Answers:
 
 
 def _list_on_all(calls: ShardCalls, request: table_pb2.ListTablesRequest, request_id: int) -> _Answers:
+    return calls.by_route_map(lambda route_map: _list(calls, request, request_id, route_map))
+
+
+def _list(calls: ShardCalls, request: table_pb2.ListTablesRequest, request_id: int, route_map: RouteMap) -> _Answers:
     requests = {}
-    for shard in range(calls.reader.formed().route_map.num_shards):
+    for shard in range(route_map.num_shards):
         requests[shard] = table_pb2.ListTablesRequest()
         requests[shard].CopyFrom(request)  # each shard's header may differ
-    outcomes = calls.call_many(requests, lambda stubs: stubs.tables.ListTables, request_id)
+    outcomes = calls.call_many(requests, lambda stubs: stubs.tables.ListTables, request_id, epoch=route_map.epoch)
     reached: dict[int, table_pb2.ListTablesResponse] = {}
     errors: dict[int, ShardamError] = {}
     for shard, outcome in outcomes.items():
@@ -169,6 +174,9 @@ def _list_on_all(calls: ShardCalls, request: table_pb2.ListTablesRequest, reques
             errors[shard] = outcome
         else:
             reached[shard] = outcome
+    replaced = [error for error in errors.values() if error.reason == "STALE_ROUTE"]
+    if replaced:  # what other shards answered is not the whole table
+        raise replaced[0]
     if not reached:
         # A reason that stays (no such table, a wrong token) says more than a shard that is away.
         raise min(errors.items(), key=lambda item: (item[1].rule.retryable, item[0]))[1]

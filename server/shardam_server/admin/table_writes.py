@@ -57,13 +57,13 @@ def _create_keyed(calls: ShardCalls, spec: TableSpec, key: IdempotencyKey, reque
     Creating needs no number: the same schema again is the same table. What is numbered is a mark that tells a repeat from
     another use of the key: a write of no rows into the table, in a form that no route sends for rows.
     """
-    num_shards = calls.reader.formed().route_map.num_shards
-    client = KeyedClient(calls, num_shards, key, request_id)
+    route_map = calls.reader.formed().route_map
+    client = KeyedClient(calls, route_map, key, request_id)
     if client.open(f"table {spec.name!r}") and not _exists(calls, spec, request_id):
         raise key.reused("no table was created")
     table_id = _create(calls, spec, request_id).table_id
-    marks = {shard: row_pb2.AssignRowsRequest(table_id=table_id, if_absent=True) for shard in range(num_shards)}
-    change = RowChange(HOME, lambda stubs: stubs.rows.AssignRows, marks, Precondition(), subject="the key's mark")
+    marks = {shard: row_pb2.AssignRowsRequest(table_id=table_id, if_absent=True) for shard in range(route_map.num_shards)}
+    change = RowChange(HOME, route_map, lambda stubs: stubs.rows.AssignRows, marks, Precondition(), subject="the key's mark")
     try:
         return client.run(change).replayed
     except ShardamError as error:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
-from shardam_proto.errors import ShardamError, StaleState
+from shardam_proto.errors import ShardamError, ShardNotReady, StaleState
 from shardam_proto.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,15 @@ class Holding:
             self._timer = None
         while self._kept:
             self._start(self._kept.popleft())
+
+    def end(self) -> None:
+        """Ends the present hold, because this process drains: what is held back starts; but under a final hold others may have
+        the state already, so that it is refused.
+        """
+        if self.is_final:
+            self.refuse(ShardNotReady("this shard ends while its rows may be moving to other shards; try again"))
+        else:
+            self.release(self.hold_id)
 
     def refuse(self, error: ShardamError) -> None:
         """Refuses what is held back, and all that would be, because this process ends and others may have the state already."""

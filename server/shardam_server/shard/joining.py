@@ -89,7 +89,7 @@ class Joining:
         known = shared.lineages.get(shard.identity.index)
         mark = shared.marks.get(shard.identity.index)
         plan = shared.plan
-        if plan is None:
+        if plan is None and shard.identity.plan is None:
             self._check_seed(entry)
         if plan is not None and (current is None or shard.identity.is_before(plan)):
             # A shard that was lost before the plan, or has lost since what it took over, is known by another lineage.

@@ -13,7 +13,8 @@ from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2, shard_pb2
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.known_lineages import HighMark, KnownLineages
-from shardam_server.shard.registration import Claim, Lease, PlanEntry, Registration, Shared, Standing
+from shardam_server.shard.registration import Claim, Lease, Registration, Standing
+from shardam_server.shard.shared_entries import PlanEntry, Shared
 from shardam_server.shard.table import table_from_info
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Membership:
         with self._calling:
             shared = self._registration.read_shared()
             if self._shard.identity.lineage:
+                self._put_plan_back(shared)
                 self._publish_missing_tables(shared)
             standing = self._registration.claim(self._claim(shared, taking=True))
             self.registered = standing.lease is Lease.HELD
@@ -171,13 +173,10 @@ class Membership:
     def _put_plan_back(self, shared: Shared) -> None:
         """Writes the plan that this state comes from again, if Redis has lost it, with what is known since."""
         identity, kept_change = self._shard.identity, self._kept_change()
-        plan = identity.plan
-        known = shared.plan
-        if (
-            plan is None
-            or not self._is_ours(shared)
-            or (known is not None and not plan.is_ahead_of(known.timeline, known.epoch))
-        ):
+        plan, known = identity.plan, shared.plan
+        if plan is None or not self._is_ours(shared):
+            return
+        if known is not None and not plan.is_ahead_of(known.timeline, known.epoch):
             return
         own = {identity.index: identity.lineage} if identity.lineage else {}
         marks = {} if kept_change is None or not own else {identity.index: HighMark(identity.lineage, kept_change)}

@@ -236,7 +236,7 @@ class ShardProcess:
             ShardamError, CommandError: the shard cannot start.
         """
         shard = self._shard
-        await recover(shard, self._settings)
+        await recover(shard, self._settings, self._registration, lambda: self._make_state(shard.device))
         await self._checkpoints.check_folder()
         async with self._checkpoints.adoption.turn:
             await self._joining.register()
@@ -244,7 +244,7 @@ class ShardProcess:
             shard.tenure.confirm()
             self._renewal.start()
             await self._joining.finish()
-            if shard.serving == shard_pb2.SERVING_STATE_STARTING:
+            if shard.serving == shard_pb2.SERVING_STATE_STARTING and not self._checkpoints.leaving.begun.is_set():
                 await self._serving.serve()
         await shard.kept.keep_bases(shard.sequencer.change)
 
@@ -301,9 +301,10 @@ class ShardProcess:
     async def _drain(self) -> None:
         """Refuses new calls, finishes accepted ones, brings the state to disk, gives the name back."""
         shard = self._shard
+        await self._checkpoints.adoption.stop()  # or it would have the shard serve again
         registered = self._membership.registered and not shard.tenure.fenced
         shard.serving = shard_pb2.SERVING_STATE_DRAINING
-        shard.holding.release(shard.holding.hold_id)
+        shard.holding.end()
         shard.streams.drain()
         logger.info("drains: no new calls, %d changes to finish", shard.sequencer.queue_depth)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)

@@ -43,6 +43,7 @@ from shardam_server.shard.registry_scripts import (
     RELEASE,
     REPLACE_LINEAGE,
 )
+from shardam_server.shard.shared_entries import PlanAnswer, PlanEntry, Shared
 
 MOVE_ALLOWED_S = 3600
 """What allows a move goes by itself, should nobody end it; it is decided within a second."""
@@ -104,56 +105,6 @@ class Standing:
     had_map: bool
     known_lineage: int | None
     before_plan: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanEntry:
-    """A plan, and what holds in Redis from there on.
-
-    Attributes:
-        plan: the plan.
-        cluster: the cluster's entry.
-        tables: schemas of all tables.
-        lineages: lineages of those that have taken it over, by shard.
-        marks: their high marks.
-    """
-
-    plan: Plan
-    cluster: ClusterEntry
-    tables: Sequence[common_pb2.TableInfo]
-    lineages: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    marks: Mapping[int, HighMark] = dataclasses.field(default_factory=dict)
-
-
-class PlanAnswer(enum.Enum):
-    """What became of a plan that was to be written."""
-
-    DONE = "done"
-    OTHER_CLUSTER = "other cluster"
-    NAME_NOT_HELD = "name not held"
-    OTHER_PLAN = "other plan"
-    NOT_ALLOWED = "a shard that was cut has gone on or was replaced"
-
-
-@dataclasses.dataclass(frozen=True)
-class Shared:
-    """What all shards of a cluster share in Redis.
-
-    Attributes:
-        cluster: the cluster's entry, if any.
-        route_map: the route map, if any.
-        lineages: lineage by shard.
-        num_tables: number of table schemas.
-        marks: the highest change that a shard's folder is known to have held, by shard.
-        plan: the last plan, if any.
-    """
-
-    cluster: ClusterEntry | None
-    route_map: RouteMap | None
-    lineages: dict[int, int]
-    num_tables: int
-    marks: dict[int, HighMark]
-    plan: Plan | None = None
 
 
 class Registration:
@@ -328,13 +279,13 @@ class Registration:
         self, script: str, entry: PlanEntry, former: str, incarnation: str, more_keys: Sequence[str] = ()
     ) -> PlanAnswer:
         names, plan = self.keys, entry.plan
-        keys = (names.cluster_entry, names.route_map, names.tables, names.lineages, names.marks, names.plan, names.shard(0))
+        states = (names.cluster_entry, names.route_map, names.tables, names.lineages, names.marks, names.plan)
+        keys = (*states, names.shard(0), *more_keys)
         with self._reaching():
             answer = self._redis.eval(
                 script,
-                len(keys) + len(more_keys),
+                len(keys),
                 *keys,
-                *more_keys,
                 _cluster_text(entry.cluster.cluster_id),
                 incarnation,
                 former,

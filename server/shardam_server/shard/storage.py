@@ -329,8 +329,10 @@ class RowStorage:
         if self._counts_row_steps:
             self._row_steps[slots] = counters.row_step
 
-    def restore_saturated(self, saturated_values: int) -> None:
-        """Puts the count of saturated values back; putting rows back saturates none."""
+    def finish_restore(self, saturated_values: int) -> None:
+        """Puts the count of saturated values back, after the last row; putting rows back saturates none."""
+        if isinstance(self._index, native.HashIndex):
+            self._index.spread()
         self._saturated_before = saturated_values - self._records.saturated_values
 
     # -- reads

@@ -16,12 +16,14 @@ RESTARTS = 0.02
 class RandomFaults(collections.deque[Fault]):
     """Never used up, and mostly no fault at all."""
 
-    def __init__(self, shard: ScriptedShard, seed: int, *, holds: bool = True) -> None:
+    def __init__(self, shard: ScriptedShard, seed: int, *, holds: bool = True, refuses: bool = True) -> None:
         super().__init__([None])
         self._shard = shard
         self._rates = {**RATES, **REFUSALS}
         if not holds:  # with one number in flight there is no next answer to wait for
             del self._rates[HOLD]
+        if not refuses:
+            del self._rates["ROW_LIMIT"]
         self._random = random.Random(seed)
 
     def popleft(self) -> Fault:

@@ -89,6 +89,13 @@ class ScriptedGroup:
                     if shard.staged is not None:
                         self._close(shard, shard.staged, "late")
 
+    def moved_to(self, shards: list[ScriptedShard]) -> ScriptedGroup:
+        """Returns what the group is on other shards: as far as it was decided."""
+        group = ScriptedGroup(shards)
+        group.first_step, group.held, group.peak_of = self.first_step, self.held, self.peak_of
+        group.results, group.refusals = dict(self.results), self.refusals
+        return group
+
     # -- the shards' side
 
     def join(self, shard: ScriptedShard, request: embedding_pb2.JoinGroupRequest) -> embedding_pb2.JoinGroupResponse:
@@ -110,7 +117,8 @@ class ScriptedGroup:
         part = StagedPart(number, step, _ENDINGS[request.contribution], tables, content)
         with self._changed, shard.lock:
             if number <= shard.last:
-                _require_same(shard.outcomes[number], content, number)
+                if number > shard.seeded_last:
+                    _require_same(shard.outcomes[number], content, number)
                 answer.repeated_number = True
                 answer.result.CopyFrom(self.results[step])
             elif number > shard.last + 1:

@@ -13,7 +13,8 @@ import pytest
 from shardam import Cluster, Table
 from shardam._backoff import Deadline
 from shardam._group import GroupOptions
-from shardam._session import Session, SessionOptions
+from shardam._session import Session
+from shardam._session_options import SessionOptions
 from shardam.errors import ShardamError
 from shardam_proto.registry import Keys, connect_redis
 from shardam_testing.scripted_client import ScriptedClient

@@ -9,7 +9,7 @@ import grpc
 from shardam_proto.error_details import DETAILS_KEY, pack_status
 from shardam_proto.errors import ClientClosed, ShardamError, StaleState
 from shardam_proto.limits import PROTOCOL_VERSION
-from shardam_proto.v1 import embedding_pb2, embedding_pb2_grpc, row_pb2_grpc
+from shardam_proto.v1 import checkpoint_pb2, checkpoint_pb2_grpc, embedding_pb2, embedding_pb2_grpc, row_pb2_grpc
 from shardam_testing.scripted_streams import BrokenConnection, ScriptedStream
 
 if TYPE_CHECKING:
@@ -82,6 +82,14 @@ class ScriptedEmbedding(embedding_pb2_grpc.EmbeddingServiceServicer):
     def Leave(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         self.shard.left.append(request.header.client_id)
         return embedding_pb2.LeaveResponse(header=self.shard.header())
+
+
+class ScriptedCheckpoints(checkpoint_pb2_grpc.CheckpointServiceServicer):
+    def __init__(self, shard: ScriptedShard) -> None:
+        self.shard = shard
+
+    def ListJobs(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        return checkpoint_pb2.ListJobsResponse(header=self.shard.header(), jobs=self.shard.jobs)
 
 
 class ScriptedRows(row_pb2_grpc.RowServiceServicer):

@@ -15,16 +15,25 @@ import numpy as np
 from shardam._backoff import Deadline
 from shardam._endings import ends_client
 from shardam._group import GroupOptions
-from shardam._session import Session, SessionOptions
+from shardam._session import Session
+from shardam._session_options import SessionOptions
 from shardam._values import TableInfo
-from shardam_proto.errors import ClientClosed, SequenceError, ShardamError, StaleState
+from shardam_proto.errors import ClientClosed, SequenceError, ShardamError, ShardNotReady, StaleState
 from shardam_proto.limits import SERVER_OPTIONS
 from shardam_proto.registry import ClusterEntry, ClusterView, Keys, ShardEntry, connect_redis
 from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec
-from shardam_proto.v1 import common_pb2, embedding_pb2, embedding_pb2_grpc, row_pb2, row_pb2_grpc
+from shardam_proto.v1 import (
+    checkpoint_pb2_grpc,
+    common_pb2,
+    embedding_pb2,
+    embedding_pb2_grpc,
+    job_pb2,
+    row_pb2,
+    row_pb2_grpc,
+)
 from shardam_testing.scripted_groups import ScriptedGroup, StagedPart
-from shardam_testing.scripted_services import CLUSTER_ID, ScriptedEmbedding, ScriptedRows, abort
+from shardam_testing.scripted_services import CLUSTER_ID, ScriptedCheckpoints, ScriptedEmbedding, ScriptedRows, abort
 from shardam_testing.scripted_streams import HOLD, LOSE_ANSWER, SWALLOW, BrokenConnection, Fault
 
 __all__ = [
@@ -78,6 +87,10 @@ class ScriptedShard:
         closed: (number, how it ended: "push", "assign", "delete", "clear", "skip" or "void", tables).
         num_chunks: chunks that arrived.
         rows_of: gradients of the last push under each number.
+        applied: ids of each push that was applied, by number.
+        held_after: changes above this number wait for the move to other shards; None: nothing is held.
+        jobs: what home does in the background.
+        seeded_last: last number in the checkpoint that it began with; whatever comes under one of these is a repeat.
         group: home and the other ranks, where the client is in a group.
         staged: the client's part of a step that is not decided.
     """
@@ -86,6 +99,7 @@ class ScriptedShard:
     incarnation: int = 11
     lineage: int = 21
     timeline: int = 1
+    epoch: int = 1
     client_id: bytes = b""
     last: int = 0
     client_lease_s: float = 30.0
@@ -112,6 +126,10 @@ class ScriptedShard:
     headers: list[common_pb2.RequestHeader] = dataclasses.field(default_factory=list)
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     address: str = ""
+    applied: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    held_after: int | None = None
+    jobs: list[job_pb2.Job] = dataclasses.field(default_factory=list)
+    seeded_last: int = 0
     group: ScriptedGroup | None = None
     staged: StagedPart | None = None
     server: grpc.Server | None = None
@@ -124,6 +142,7 @@ class ScriptedShard:
         self.handlers = futures.ThreadPoolExecutor(16, thread_name_prefix=f"scripted-{self.index}")
         server = grpc.server(self.handlers, options=SERVER_OPTIONS)
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(ScriptedEmbedding(self), server)
+        checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(ScriptedCheckpoints(self), server)  # type: ignore[abstract]
         row_pb2_grpc.add_RowServiceServicer_to_server(ScriptedRows(self), server)
         self.address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
         server.start()
@@ -162,7 +181,12 @@ class ScriptedShard:
     def header(self) -> common_pb2.ResponseHeader:
         taken = self.last if self.staged is None else self.staged.number
         return common_pb2.ResponseHeader(
-            shard=self.index, incarnation=self.incarnation, lineage=self.lineage, timeline=self.timeline, last_number=taken
+            shard=self.index,
+            incarnation=self.incarnation,
+            lineage=self.lineage,
+            timeline=self.timeline,
+            epoch=self.epoch,
+            last_number=taken,
         )
 
     def require_group(self) -> ScriptedGroup:
@@ -182,6 +206,9 @@ class ScriptedShard:
             number = request.header.number
             if number > self.last + 1:
                 raise StaleState(f"{number} after {self.last}", reason="SEQUENCE_GAP", metadata={"last": str(self.last)})
+            if number <= self.seeded_last:
+                self.num_repeats += 1
+                return True, fault
             if number <= self.last:
                 if number not in self.outcomes:
                     raise SequenceError(f"{number} is too old", reason="SEQUENCE_EXPIRED")
@@ -191,6 +218,8 @@ class ScriptedShard:
                 return True, fault
             self.last = number
             self.outcomes[number] = content
+            if method == "push":
+                self.applied[number] = np.frombuffer(row_ids, "<i8").tolist()
             self.outcomes.pop(number - WINDOW, None)
             self.closed.append((number, *ending))
             return False, fault
@@ -204,6 +233,11 @@ class ScriptedShard:
                 raise StaleState("another life", reason="NEW_INCARNATION")
             if self.is_closed:
                 raise ClientClosed("client has left or was dropped")
+            if header.epoch != self.epoch:
+                raise StaleState("another map", reason="STALE_ROUTE")
+            if self.held_after is not None and header.number > self.held_after:
+                self.fired["held"] += 1
+                raise ShardNotReady("the cluster is resharded", metadata={"resharding": "true"})
             own = self.faults_of.get(header.number)
             queue = own if own else self.faults
             fault = queue.popleft() if queue else None
@@ -288,7 +322,7 @@ class ScriptedShard:
 def view_of(shards: list[ScriptedShard]) -> ClusterView:
     """Returns what Redis would say of the shards now."""
     entries = {shard.index: shard.entry() for shard in shards}
-    return ClusterView(ClusterEntry(CLUSTER_ID, len(shards), seed=0), RouteMap(epoch=1, num_shards=len(shards)), entries)
+    return ClusterView(ClusterEntry(CLUSTER_ID, len(shards), seed=0), RouteMap(shards[0].epoch, len(shards)), entries)
 
 
 @contextlib.contextmanager

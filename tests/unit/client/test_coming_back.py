@@ -18,6 +18,8 @@ from shardam._backoff import MAX_HURRIES, Backoff, Deadline
 from shardam._discovery import wait_for_cluster
 from shardam._link import ShardLink
 from shardam._reads import read_weights
+from shardam._session import Session
+from shardam._shards import open_client
 from shardam.errors import BadToken, ClientClosed, ShardLost, ShardNotReady, ShardUnreachable, WrongCluster
 from shardam_proto.errors import StaleState
 from shardam_proto.registry import ClusterEntry, ClusterView, Keys
@@ -185,14 +187,13 @@ def test_two_processes_that_contend_for_a_shard_are_not_asked_in_a_hurry_for_eve
     shard = client.shards[1]
     shard.faults.extend([StaleState("another life", reason="NEW_INCARNATION")] * 1000)
     numbers = itertools.count(100)
-    actual = client.session.open
 
-    def opened(link: ShardLink, timeout_s: float) -> embedding_pb2.OpenResponse:
-        answer = actual(link, timeout_s)
+    def opened(session: Session, link: ShardLink, timeout_s: float) -> embedding_pb2.OpenResponse:
+        answer = open_client(session, link, timeout_s)
         answer.header.incarnation = shard.incarnation = next(numbers)
         return answer
 
-    monkeypatch.setattr(client.session, "open", opened)
+    monkeypatch.setattr("shardam._recovery.open_client", opened)
     client.queue(1)
     wait_for("some waits", lambda: len(waits) >= 10)
     runs = [len(list(run)) for hurries, run in itertools.groupby(waits, lambda wait_s: wait_s == 0.0) if hurries]

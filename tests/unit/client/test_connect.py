@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import shardam
-from shardam._session import SessionOptions
+from shardam._session_options import SessionOptions
 from shardam.errors import BadToken
 
 NOWHERE = "redis://127.0.0.1:1/0"

@@ -22,7 +22,7 @@ from shardam._forks import FORKS
 from shardam._group import GroupOptions
 from shardam._parts import TableStepGradient
 from shardam._reads import read_weights
-from shardam._session import SessionOptions
+from shardam._session_options import SessionOptions
 from shardam.errors import (
     BadOption,
     ClientClosed,

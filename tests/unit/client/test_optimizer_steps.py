@@ -16,7 +16,8 @@ from shardam import Embedding, EmbeddingBag, EmbeddingCollection, SparseAdam, Ta
 from shardam._arrays import Float32s, Int64s
 from shardam._parts import TableStepGradient
 from shardam._pusher import Pusher
-from shardam._session import Session, SessionOptions
+from shardam._session import Session
+from shardam._session_options import SessionOptions
 from shardam.cluster import Cluster
 from shardam.errors import BadOption, MessageTooLarge, NonFiniteGradient, ShardUnreachable
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from shardam_testing.scripted_shards import INFO, scripted_session
 
 import shardam._reads
-from shardam._parts import TableStepGradient, positions_by_shard, push_change
+from shardam._parts import TableStepGradient, push_change
 from shardam._reads import read_weights
+from shardam._split import positions_by_shard
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.routing import RouteMap
 

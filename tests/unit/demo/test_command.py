@@ -1,5 +1,6 @@
 """The demo's flags, and that neither the command nor the preparation of data loads torch."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardam_server.command_errors import UsageError
+from shardam_server.demo_checkpoints import CheckpointOptions, resume_command
 from shardam_server.demo_command import parse_options
 from shardam_server.demo_run import DemoOptions
 
@@ -22,11 +24,39 @@ def test_every_flag_is_taken() -> None:
     given += ["--mode", "bounded:04", "--data-dir", "/somewhere", "--keep", "--json"]
     assert parse_options(given) == DemoOptions("synthetic", 3, 1, 2, 9, "bounded:4", Path("/somewhere"), True, True)
     assert parse_options(["--mode", "sync"]).mode == "sync"
+    given = ["--checkpoint-dir", "/kept", "--checkpoint-every", "50", "--resume", "before-lunch"]
+    assert parse_options(given).checkpoints == CheckpointOptions(Path("/kept"), 50, "before-lunch")
+    assert parse_options(["--checkpoint-dir", "/kept", "--resume"]).checkpoints.resume == "latest"
 
 
 def test_a_folder_is_taken_from_where_the_user_is_and_none_is_memory_only() -> None:
     assert parse_options(["--data-dir", "here"]).data_dir == Path.cwd() / "here"
     assert parse_options(["--data-dir", "none"]).data_dir is None
+
+
+def test_checkpoints_lie_where_the_user_says_or_a_path_shows_or_in_the_data_folder(tmp_path: Path) -> None:
+    made = tmp_path / "kept" / "default" / "before-lunch"
+    made.mkdir(parents=True)
+    for arguments, root in (
+        ([], None),
+        (["--data-dir", str(tmp_path)], tmp_path / "checkpoints"),
+        (["--data-dir", str(tmp_path), "--checkpoint-dir", "/kept"], Path("/kept")),
+        (["--resume", str(made)], tmp_path / "kept"),
+    ):
+        options = parse_options(arguments)
+        assert options.checkpoints.root(options.data_dir) == root
+    assert parse_options(["--resume", str(made)]).checkpoints.resumed() == str(made)
+
+
+def test_a_stopped_run_says_what_to_type_with_the_flags_it_must_have_again() -> None:
+    options = parse_options(["--data", "my file.csv", "--workers", "1", "--checkpoint-every", "5", "--data-dir", "/x"])
+    command = resume_command(options.flags(), Path("/x/checkpoints"), "20261130T120000-0001")
+    assert command.endswith(
+        "demo --data 'my file.csv' --workers 1 --shards 2 --epochs 5 --seed 0 --mode async --checkpoint-every 5 "
+        "--checkpoint-dir /x/checkpoints --resume 20261130T120000-0001"
+    )
+    words = shlex.split(command)
+    assert parse_options(words[words.index("demo") + 1 :]).workers == 1
 
 
 @pytest.mark.parametrize(
@@ -41,6 +71,11 @@ def test_a_folder_is_taken_from_where_the_user_is_and_none_is_memory_only() -> N
         (["--mode", "ssp"], "--mode: must be async, sync, or bounded:N with N from 0 to 1000, got 'ssp'"),
         (["--mode", "bounded"], "--mode: must be async, sync, or bounded:N"),
         (["--mode", "bounded:-1"], "--mode: must be async, sync, or bounded:N"),
+        (["--resume"], "--resume needs a folder of checkpoints: name one with --checkpoint-dir PATH"),
+        (["--checkpoint-every", "5"], "--checkpoint-every needs a folder of checkpoints"),
+        (["--checkpoint-every", "-5", "--data-dir", "/x"], "--checkpoint-every: must be a whole number from 0"),
+        (["--resume", "missing/folder"], "there is no checkpoint"),
+        (["--resume", ""], "--resume: must be latest, a checkpoint's name, or a path"),
         (["--worker", "2"], "unrecognized arguments: --worker 2"),
     ],
 )

@@ -137,6 +137,58 @@ def test_thousands_of_ids_that_share_one_home_are_kept_apart(end: int) -> None:
     driver.check_scan(100)
 
 
+def ids_of_a_shard(num_rows: int, index: int, num_shards: int) -> Int64s:
+    """Ids in the index's order, all of the one range of mixed ids that a shard has."""
+    width = 2**64 // num_shards
+    mixed = np.unique(np.random.default_rng(2).integers(index * width, (index + 1) * width - 1, num_rows, np.uint64))
+    return unmix64(mixed).view(np.int64)
+
+
+@pytest.mark.parametrize("order", ["as they come", "ascending", "descending", "reserved"])
+@pytest.mark.parametrize("index", [0, 3, 7])
+def test_the_ids_of_one_shard_among_many_are_found_as_quickly_as_those_of_all(index: int, order: str) -> None:
+    row_ids = ids_of_a_shard(200_000, index, 8)  # for minutes, where they are spread as if they were of all shards
+    expected = dict(zip(row_ids.tolist(), range(row_ids.size), strict=True))
+    if order == "as they come":
+        row_ids = np.random.default_rng(3).permutation(row_ids)
+    elif order == "descending":
+        row_ids = row_ids[::-1].copy()
+    found = HashIndex()
+    if order == "reserved":
+        found.reserve(row_ids.size)
+    for start in range(0, row_ids.size, 10_000):
+        some = row_ids[start : start + 10_000]
+        found.insert(some, np.empty_like(some), np.empty(some.size, np.uint8))
+    found.spread()
+    slots = np.empty_like(row_ids)
+    assert found.lookup(row_ids, slots) == row_ids.size
+    assert np.unique(slots).size == row_ids.size
+    scanned = np.array([row_id for row_id, _ in scan_all(found, 50_000)])
+    assert scanned.tolist() == list(expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    start=st.integers(0, 2**64 - 2**20),
+    width_bits=st.integers(9, 20),
+    seed=st.integers(0, 2**32),
+    outside=any_ids,
+)
+def test_a_hash_index_is_a_dict_for_ids_of_a_narrow_range_and_some_others(
+    start: int, width_bits: int, seed: int, outside: list[int]
+) -> None:
+    rng, index = np.random.default_rng(seed), HashIndex()
+    driver = Driver(index)
+    for _ in range(6):
+        mixed = np.uint64(start) + rng.integers(0, 2**width_bits, 120, np.uint64)
+        row_ids = unmix64(mixed).view(np.int64).tolist()
+        driver.insert(row_ids + outside)
+        driver.remove(row_ids[::3])
+        index.spread()
+        driver.check(list(driver.slots) + row_ids)
+    driver.check_scan(37)
+
+
 def test_a_scan_of_a_hash_index_follows_the_mixed_id_so_that_buckets_are_contiguous() -> None:
     index = HashIndex()
     row_ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 20_000)

@@ -78,7 +78,8 @@ def get_rows(
     page's cursor stands in X-Next-Cursor, the table's step in X-Table-Step.
     """
     check_include(media_type, include_optimizer=include == "optimizer")
-    start = Cursor.parse(cursor, admin.calls.reader.formed().route_map) if cursor else Cursor()
+    route_map = admin.calls.reader.formed().route_map
+    start = Cursor.parse(cursor, route_map) if cursor else Cursor(route_map.epoch)
     info = find_info(admin.calls, table, start.shard, request_number)
     page = scan_rows(admin.calls, info, start, limit, include == "optimizer", request_number)
     answer = TableRows(table, info.spec.dim, page.rows, page.table_steps)

@@ -138,9 +138,9 @@ class Adoption:
                 plan = self._wanted or plan
         await self._membership.install(await self._reaching(self._registration.load_tables))
         shard.waiting_for = ""
+        await self._life.serve()
         self._membership.ready = True
         await self._reaching(self._membership.renew)
-        await self._life.serve()
         logger.info("goes on from checkpoint %s on timeline %d: %d rows", plan.folder, plan.timeline, shard.state.num_rows)
 
     # -- the former state

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from shardam_proto.errors import CheckpointDamaged, CheckpointFailed
-from shardam_proto.registry import ClusterEntry, ClusterView, Plan
-from shardam_proto.v1 import common_pb2, cut_pb2
+from shardam_proto.registry import Plan
+from shardam_proto.v1 import cut_pb2
 from shardam_server.command_errors import UsageError
 from shardam_server.settings import ShardSettings
 from shardam_server.shard.checkpoints.adoption import Adoption, ServingLife
@@ -28,7 +29,7 @@ from shardam_server.shard.membership import Membership
 from shardam_server.shard.peer_cuts import PeerCuts
 from shardam_server.shard.peer_directory import PeerDirectory
 from shardam_server.shard.peers import Peers
-from shardam_server.shard.registration import PlanAnswer, PlanEntry, Registration
+from shardam_server.shard.registration import Registration
 from shardam_server.shard.services import plans
 from shardam_server.shard.services.cuts import Cuts, no_folder
 from shardam_server.shard.state import ShardState
@@ -70,9 +71,10 @@ class Checkpoints:
         self._shard = shard
         self._settings = settings
         self._registration = registration
+        self._clearing: asyncio.Task[None] | None = None
         root = settings.checkpoint_root
         self._catalogue = None if root is None else Catalogue(root, settings.cluster)
-        self.leaving = Leaving(shard, settings.cluster)
+        self.leaving = Leaving(shard, settings)
         self.adoption = Adoption(shard, registration, membership, life, make_state, self._load, self.leaving.begin)
         self._final_holds = FinalHolds(shard.identity, shard.holding, registration.end_move, self.adoption.notice)
         spare_bytes = JournalOptions.from_settings(settings).spare_bytes
@@ -85,8 +87,7 @@ class Checkpoints:
         cutting, extras = Cutting(peer_cuts, settings.hold_s), Extras(catalogue.folder)
         creation = Creation(shard.identity, cutting, peer_cuts, catalogue, extras, settings.checkpoint_keep)
         restoring = Restoring(shard, self._registration, peer_cuts, cutting, catalogue, self.adoption)
-        moves = MoveRegistry(shard, self._registration)
-        resharding = Resharding(shard.identity, peer_cuts, cutting, creation, catalogue, moves)
+        resharding = Resharding(shard, self._registration, peer_cuts, cutting, creation, catalogue)
         schedule = Schedule(settings.checkpoint_every_s, settings.step_timeout_s)
         return HomeCheckpoints(shard, catalogue, extras, creation, cutting, Replacing(restoring, resharding), schedule)
 
@@ -106,9 +107,10 @@ class Checkpoints:
             logger.error("%s; no checkpoint can be made until then", error.message)
 
     def start(self) -> None:
-        """Begins what home does by itself."""
+        """Begins what home does by itself, and removes what shards have left whose rows moved here."""
         if self.home is not None:
             self.home.start()
+        self._clearing = asyncio.create_task(self.leaving.clear_up())
 
     async def stop(self) -> None:
         """Ends all work for checkpoints."""
@@ -116,6 +118,8 @@ class Checkpoints:
             await self.home.stop()
         await self.adoption.stop()
         await self._final_holds.stop()
+        if self._clearing is not None:
+            await asyncio.wait({self._clearing})
         await self._shard.tasks.stop()
 
     async def _adopt(self, request: cut_pb2.AdoptPlanRequest) -> cut_pb2.AdoptPlanResponse:
@@ -134,34 +138,3 @@ class Checkpoints:
                 metadata={"folder": str(folder)},
             )
         load(state, manifest, folder, plan, index, state.device.make_records, progress)
-
-
-class MoveRegistry:
-    """What a move to other shards asks of Redis, on home; blocking.
-
-    Args:
-        shard: home.
-        registration: its entries in Redis.
-    """
-
-    def __init__(self, shard: ShardContext, registration: Registration) -> None:
-        self._shard = shard
-        self._registration = registration
-
-    def view(self) -> ClusterView:
-        """Reads the cluster."""
-        return self._registration.view()
-
-    def allow_move(self, hold_id: int, incarnations: Sequence[int]) -> None:
-        """Allows to decide a plan under a final hold, until a shard goes on instead."""
-        self._registration.allow_move(hold_id, incarnations)
-
-    def decide_move(self, plan: Plan, tables: Sequence[common_pb2.TableInfo], hold_id: int) -> bool:
-        """Decides a plan, once, if that is still allowed under the hold; may be repeated."""
-        identity = self._shard.identity
-        cluster = identity.require_cluster()
-        entry = PlanEntry(plan, ClusterEntry(cluster.cluster_id, plan.num_shards, plan.seed), tables)
-        answer = self._registration.decide_move(entry, identity.plan, identity.incarnation, hold_id, cluster.num_shards)
-        if answer is not PlanAnswer.DONE:
-            logger.warning("the move is not decided: %s", answer.value)
-        return answer is PlanAnswer.DONE

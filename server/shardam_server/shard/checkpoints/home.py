@@ -138,6 +138,7 @@ class HomeCheckpoints:
     def start(self) -> None:
         """Begins; on another shard than home there is nothing to do."""
         if self._shard.identity.is_home and not self._background.running:
+            self.jobs.may_begin.clear()
             self._background.start(self._run())
 
     async def stop(self) -> None:
@@ -147,12 +148,14 @@ class HomeCheckpoints:
 
     async def _run(self) -> None:
         """Clears up after a former home process, then keeps the schedule."""
-        await self._cutting.drop(0)
-        await asyncio.to_thread(self.extras.remove_all)
         try:
+            await self._cutting.drop(0)
+            await asyncio.to_thread(self.extras.remove_all)
             await asyncio.to_thread(self.catalogue.remove_incomplete)
         except ShardamError as error:
             logger.warning("%s", error.message)
+        finally:
+            self.jobs.may_begin.set()
         every_s = self._schedule.every_s
         while every_s:
             await asyncio.sleep(every_s)

@@ -98,9 +98,12 @@ class Jobs:
 
     Attributes:
         last_created: the last job that made, or failed to make, a checkpoint.
+        may_begin: set but while home clears up after a former process; what is asked for meanwhile waits.
     """
 
     def __init__(self) -> None:
+        self.may_begin = asyncio.Event()
+        self.may_begin.set()
         self.last_created: Job | None = None
         self._jobs: dict[str, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -162,6 +165,7 @@ class Jobs:
 
     async def _run(self, job: Job, work: Callable[[], Awaitable[None]], *, alone: bool) -> None:
         try:
+            await self.may_begin.wait()
             if alone:
                 async with self.alone(job):
                     await work()

@@ -86,7 +86,7 @@ class _Loading:
             self._read_rows(segment)
         remembered = [self._read_state(segment, counts=segment in share.states) for segment in states]
         for table_id, table in self._tables.items():
-            table.storage.restore_saturated(self._saturated.get(table_id, 0))
+            table.storage.finish_restore(self._saturated.get(table_id, 0))
         if plan.keep_clients:
             self._keep_clients(state, remembered, same_shards=same_shards)
         state.put_tables(self._tables.values())
@@ -113,7 +113,7 @@ class _Loading:
             table_id=stored.table_id,
             table_seed=stored.table_seed,
             table_step=0 if self._plan.weights_only else stored.step,
-            read_only=self._plan.read_only,
+            read_only=self._plan.makes_read_only(stored.spec.name),
         )
         table = table_from_info(info, make_records)
         table.last_options = stored.last_options

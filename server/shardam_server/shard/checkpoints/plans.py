@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 from collections.abc import Sequence
 
-from shardam_proto.errors import ShardNotReady, WrongCluster
+from shardam_proto.errors import CheckpointFailed, ShardNotReady, WrongCluster
 from shardam_proto.registry import ClusterEntry, Plan
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.checkpoints.manifest import Manifest
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.registration import PlanAnswer, PlanEntry, Registration
+from shardam_server.shard.registration import Registration
+from shardam_server.shard.shared_entries import PlanAnswer, PlanEntry
 
 PLAN_ID_BYTES = 8
 """Random bytes that tell one plan from another."""
@@ -26,14 +28,23 @@ def schemas(manifest: Manifest, plan: Plan) -> list[common_pb2.TableInfo]:
     """Returns the schemas of the tables that a plan loads."""
     return [
         common_pb2.TableInfo(
-            spec=table.spec.to_proto(), table_id=table.table_id, table_seed=table.table_seed, read_only=plan.read_only
+            spec=table.spec.to_proto(),
+            table_id=table.table_id,
+            table_seed=table.table_seed,
+            read_only=plan.makes_read_only(table.spec.name),
         )
         for table in manifest.tables
         if table.spec.name in plan.load
     ]
 
 
-async def commit(shard: ShardContext, registration: Registration, plan: Plan, tables: Sequence[common_pb2.TableInfo]) -> None:
+async def commit(
+    shard: ShardContext,
+    registration: Registration,
+    plan: Plan,
+    tables: Sequence[common_pb2.TableInfo],
+    hold_id: int = 0,
+) -> None:
     """Decides a plan, in one step: from then on Redis has it, its cluster, its map and its tables, and no lineage.
 
     May be repeated with the same plan. Where it raises RedisUnreachable it may have been decided all the same:
@@ -44,8 +55,10 @@ async def commit(shard: ShardContext, registration: Registration, plan: Plan, ta
         registration: its entries in Redis.
         plan: the plan; its timeline or epoch is above home's.
         tables: schemas of all tables from then on.
+        hold_id: final hold under which the state moves to other shards; zero: whatever shards do meanwhile is given up.
 
     Raises:
+        CheckpointFailed: it is a move, and not allowed any more; nothing is decided.
         ShardNotReady: home has lost its name, or Redis what it knew of the cluster, or there is another plan; nothing is
             decided.
         WrongCluster: Redis knows another cluster by this name.
@@ -55,9 +68,18 @@ async def commit(shard: ShardContext, registration: Registration, plan: Plan, ta
     identity.require_home("plans are decided by")
     shard.tenure.check()
     entry = PlanEntry(plan, ClusterEntry(identity.require_cluster().cluster_id, plan.num_shards, plan.seed), tables)
-    answer = await asyncio.to_thread(registration.decide_plan, entry, identity.plan, identity.incarnation)
+    if hold_id:
+        num_shards = identity.require_cluster().num_shards
+        decide = functools.partial(registration.decide_move, hold_id=hold_id, num_shards=num_shards)
+    else:
+        decide = functools.partial(registration.decide_plan)
+    answer = await asyncio.to_thread(decide, entry, identity.plan, identity.incarnation)
     if answer is PlanAnswer.OTHER_CLUSTER:
         raise WrongCluster(f"Redis knows another cluster as {registration.keys.cluster!r} now; nothing was changed")
+    if answer is PlanAnswer.NOT_ALLOWED:
+        raise CheckpointFailed(
+            "a shard went on, or was started anew, before the move was decided: nothing has moved; try again"
+        )
     if answer is not PlanAnswer.DONE:
         raise ShardNotReady(
             f"the state was not replaced, because of what Redis says ({answer.value}): another process may be home, or Redis "

@@ -12,9 +12,8 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Protocol
 
 from shardam_proto.errors import (
     BadOption,
@@ -25,19 +24,22 @@ from shardam_proto.errors import (
     ShardNotReady,
     StaleState,
 )
-from shardam_proto.registry import ClusterView, Plan, lost_shard_problem
+from shardam_proto.registry import Plan, lost_shard_problem
 from shardam_proto.routing import NUM_BUCKETS
-from shardam_proto.v1 import common_pb2, cut_pb2
+from shardam_proto.v1 import cut_pb2
+from shardam_server.shard.checkpoints import plans
 from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.creation import Creation
 from shardam_server.shard.checkpoints.cutting import CutResult, Cutting, Tries
-from shardam_server.shard.identity import ShardIdentity, random_63_bits
+from shardam_server.shard.context import ShardContext
+from shardam_server.shard.identity import random_63_bits
 from shardam_server.shard.peer_cuts import PeerCuts
+from shardam_server.shard.registration import Registration
 
 logger = logging.getLogger(__name__)
 
-WRITE_HOLD_S = 30.0
-"""How long shards stay held without hearing from home while files are written: a home that is gone has restarted by then."""
+WRITE_HOLD_S = 10.0
+"""How long shards stay held without hearing from home while files are written: training stands still as long if home dies."""
 
 RENEWALS_PER_HOLD = 6
 """Five renewals may be late before a hold runs out."""
@@ -52,24 +54,8 @@ ReportProgress = Callable[[int, int, str], None]
 """Is told bytes done, bytes there will be, and what is done."""
 
 
-class Decides(Protocol):
-    """What Redis is asked for; blocking. Each raises RedisUnreachable where the outcome is not known."""
-
-    def view(self) -> ClusterView:
-        """Reads the cluster."""
-        ...
-
-    def allow_move(self, hold_id: int, incarnations: Sequence[int]) -> None:
-        """Allows to decide a plan under a final hold, until a shard goes on instead."""
-        ...
-
-    def decide_move(self, plan: Plan, tables: Sequence[common_pb2.TableInfo], hold_id: int) -> bool:
-        """Decides a plan, once, if that is still allowed under the hold; may be repeated."""
-        ...
-
-
 @dataclasses.dataclass
-class _Move:
+class _UnderWay:
     """A move under way.
 
     Attributes:
@@ -89,31 +75,32 @@ class Resharding:
     """Moves the state to another number of shards, one move at a time. Used on home's event loop.
 
     Args:
-        identity: home's.
+        shard: home.
+        registration: its entries in Redis.
         cuts: asks shards, home itself among them.
         cutting: cuts.
         creation: has files written, and writes the manifest.
         catalogue: where checkpoints lie.
-        registry: Redis.
     """
 
     def __init__(
         self,
-        identity: ShardIdentity,
+        shard: ShardContext,
+        registration: Registration,
         cuts: PeerCuts,
         cutting: Cutting,
         creation: Creation,
         catalogue: Catalogue,
-        registry: Decides,
     ) -> None:
-        self._identity = identity
+        self._shard = shard
+        self._identity = shard.identity
+        self._registration = registration
         self._cuts = cuts
         self._cutting = cutting
         self._creation = creation
         self._catalogue = catalogue
-        self._registry = registry
 
-    async def check(self, num_shards: int) -> list[int]:
+    async def check(self, num_shards: int) -> tuple[int, ...]:
         """Refuses what cannot be moved; returns the incarnations of all shards.
 
         Raises:
@@ -127,14 +114,14 @@ class Resharding:
             raise BadOption(f"a cluster has 1 to {NUM_BUCKETS} shards, got {num_shards}")
         if num_shards == present:
             raise BadOption(f"the cluster has {present} shards already: there is nothing to move")
-        view = await asyncio.to_thread(self._registry.view)
+        view = await asyncio.to_thread(self._registration.view)
         missing = [index for index in range(present) if index not in view.shards]
         if missing:
             raise ShardNotReady(f"shards {missing} are not registered, so their rows cannot be moved; start them and try again")
         for index, entry in sorted(view.shards.items()):
             if entry.lost:
                 raise ShardLost(lost_shard_problem(index), metadata={"shard": str(index)})
-        return [view.shards[index].incarnation for index in range(present)]
+        return tuple(view.shards[index].incarnation for index in range(present))
 
     async def run(self, num_shards: int, report_progress: ReportProgress) -> None:
         """Moves the state; once this returns, the present shards, this one among them, are told to end.
@@ -144,17 +131,17 @@ class Resharding:
         """
         incarnations = await self.check(num_shards)
         await self._cuts.refresh()
-        move = _Move(await asyncio.to_thread(self._open, num_shards), random_63_bits())
+        under_way = _UnderWay(await asyncio.to_thread(self._open, num_shards), random_63_bits())
         try:
-            cut = await self._cut(move, report_progress)
-            async with self._renewing(move.hold_id):
+            cut = await self._cut(under_way, report_progress)
+            async with self._renewing(under_way.hold_id):
                 shards = await self._creation.written(report_progress, cut)
-                folder = await asyncio.to_thread(self._creation.complete, move.name, cut, shards, {})
+                folder = await asyncio.to_thread(self._creation.complete, under_way.name, cut, shards, {})
             report_progress(cut.size_bytes, cut.size_bytes, "decides")
             plan = self._plan(num_shards, folder, cut)
-            await self._decide(move, plan, cut.tables, incarnations)
+            await self._decide(under_way, plan, cut, incarnations)
         except BaseException:
-            await asyncio.shield(self._undo(move))
+            await asyncio.shield(self._undo(under_way))
             raise
         logger.info("the state has moved to %d shards (epoch %d): all present shards end", num_shards, plan.epoch)
         await asyncio.shield(self._tell(plan))
@@ -168,19 +155,19 @@ class Resharding:
         self._catalogue.new_folder(name)
         return name
 
-    async def _cut(self, move: _Move, report_progress: ReportProgress) -> CutResult:
+    async def _cut(self, under_way: _UnderWay, report_progress: ReportProgress) -> CutResult:
         """Cuts with a hold that stays, as often as it takes."""
-        folder = self._catalogue.relative(self._catalogue.resolve(move.name))
+        folder = self._catalogue.relative(self._catalogue.resolve(under_way.name))
         tries = Tries()
         while True:
             report_progress(0, 0, "brings all shards to the same changes")
             try:
-                cut = await self._cutting.cut(folder, move.task_id, final=True, without=tries.without)
+                cut = await self._cutting.cut(folder, under_way.task_id, final=True, without=tries.without)
             except ShardamError as error:
                 await tries.wait_after(error)
                 await self._cuts.refresh()
             else:
-                move.hold_id = cut.hold_id
+                under_way.hold_id = cut.hold_id
                 return cut
 
     @contextlib.asynccontextmanager
@@ -222,7 +209,7 @@ class Resharding:
     def _plan(self, num_shards: int, folder: Path, cut: CutResult) -> Plan:
         identity = self._identity
         return Plan(
-            plan_id=secrets.token_hex(8),
+            plan_id=plans.new_plan_id(),
             timeline=identity.timeline,
             epoch=identity.require_route_map().epoch + 1,
             num_shards=num_shards,
@@ -231,41 +218,54 @@ class Resharding:
             checkpoint_id=cut.task_id,
             keep_clients=True,
             load=tuple(table.spec.name for table in cut.tables),
+            read_only_tables=tuple(table.spec.name for table in cut.tables if table.read_only),
         )
 
-    async def _decide(
-        self, move: _Move, plan: Plan, tables: Sequence[common_pb2.TableInfo], incarnations: Sequence[int]
-    ) -> None:
+    async def _decide(self, under_way: _UnderWay, plan: Plan, cut: CutResult, incarnations: tuple[int, ...]) -> None:
         """Has Redis decide the plan; goes on asking while the outcome is not known.
 
         Raises:
             ShardamError: it is not decided, and will not be.
         """
-        await asyncio.to_thread(self._registry.allow_move, move.hold_id, incarnations)
-        await self._cutting.renew(move.hold_id, DECIDE_HOLD_S)  # none has gone on before that could be noticed
-        move.is_open = True
+        await asyncio.to_thread(self._registration.allow_move, cut.hold_id, incarnations)
+        await self._cutting.renew(cut.hold_id, DECIDE_HOLD_S)  # none has gone on before that could be noticed
+        under_way.is_open = True
         while True:
             try:
-                decided = await asyncio.to_thread(self._registry.decide_move, plan, tables, move.hold_id)
+                problem = await self._commit(plan, cut)
                 break
             except RedisUnreachable as error:
                 logger.warning("%s; whether the state has moved is not known yet, so all shards wait", error.message)
             with contextlib.suppress(ShardamError):
-                await self._cutting.renew(move.hold_id, DECIDE_HOLD_S)
+                await self._cutting.renew(cut.hold_id, DECIDE_HOLD_S)
             await asyncio.sleep(DECIDE_AGAIN_S)
-        move.is_open = False
-        if not decided:
-            raise CheckpointFailed(
-                "a shard went on, was started anew, or another plan was decided: nothing has moved; try again"
-            )
+        under_way.is_open = False
+        if problem is not None:
+            raise problem
 
-    async def _undo(self, move: _Move) -> None:
+    async def _commit(self, plan: Plan, cut: CutResult) -> ShardamError | None:
+        """Asks Redis once; returns why the plan is not decided and will not be, or None: it is.
+
+        Raises:
+            RedisUnreachable: that is not known.
+        """
+        try:
+            await plans.commit(self._shard, self._registration, plan, cut.tables, cut.hold_id)
+        except RedisUnreachable:
+            raise
+        except ShardamError as error:
+            # An earlier question may be decided still, unless it is not allowed any more.
+            known = await asyncio.to_thread(self._registration.end_move, cut.hold_id)
+            return None if known is not None and known.plan_id == plan.plan_id else error
+        return None
+
+    async def _undo(self, under_way: _UnderWay) -> None:
         """Lets all shards go on, and removes what there is of the checkpoint; an open move each shard asks Redis about."""
-        if move.is_open:
+        if under_way.is_open:
             logger.warning("this process ends before it is known whether the state has moved: each shard asks Redis")
             return
-        await self._cutting.give_up(move.hold_id, move.task_id)
-        await asyncio.to_thread(self._remove, move.name)
+        await self._cutting.give_up(under_way.hold_id, under_way.task_id)
+        await asyncio.to_thread(self._remove, under_way.name)
 
     def _remove(self, name: str) -> None:
         if name in self._catalogue.names():

@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
 
 from shardam_proto.errors import (
     CheckpointDamaged,
@@ -18,6 +17,7 @@ from shardam_proto.errors import (
     ShardamError,
     ShardLost,
     ShardNotReady,
+    StaleState,
     make_error,
 )
 from shardam_proto.registry import Plan
@@ -27,6 +27,7 @@ from shardam_server.shard.checkpoints import plans
 from shardam_server.shard.checkpoints.adoption import Adoption
 from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.cutting import Cutting, Tries
+from shardam_server.shard.checkpoints.jobs import ReportProgress
 from shardam_server.shard.checkpoints.manifest import Manifest, StoredTable
 from shardam_server.shard.checkpoints.table_choice import TableChoice, choose_tables
 from shardam_server.shard.context import ShardContext
@@ -43,11 +44,11 @@ POLL_S = 0.1
 AWAY_S = 30.0
 """A shard that checks files may be unreachable for so long; nothing is decided yet."""
 
+MAX_CHECKS = 3
+"""How often files are checked where a shard forgets what it was asked: it was started anew, or home was a moment ago."""
+
 COMMIT_S = 30.0
 """The plan is written to Redis, or found not to be, within this time; shards whose tables stay are held meanwhile."""
-
-ReportProgress = Callable[[int, int, str], None]
-"""Is told bytes done, bytes there will be, and what is done."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +177,15 @@ class Restoring:
         Raises:
             ShardamError: one of them is not as it was written, or a shard does not see it.
         """
+        for _ in range(MAX_CHECKS - 1):
+            try:
+                return await self._check_files_once(checked, report_progress)
+            except StaleState as error:
+                logger.info("%s", error.message)
+                await self._cuts.refresh()
+        return await self._check_files_once(checked, report_progress)
+
+    async def _check_files_once(self, checked: _Checked, report_progress: ReportProgress) -> None:
         task_id = random_63_bits()
         try:
             for index in self._cuts.shards:
@@ -284,12 +294,26 @@ class Restoring:
                 logger.info("shard %d could not be told of the plan and will read it in Redis: %s", index, error.message)
 
     async def _until_served(self, plan: Plan, report_progress: ReportProgress) -> None:
-        shard, progress = self._shard, self._adoption
+        shard, load = self._shard, self._adoption.progress
         while shard.identity.is_before(plan) or not shard.is_serving:
-            load = progress.progress
+            load = self._adoption.progress
             report_progress(load.done_bytes, load.total_bytes, f"waits for {shard.waiting_for or 'home to serve again'}")
             if shard.lost_because:
                 raise ShardLost(shard.lost_because, metadata={"shard": str(shard.identity.index)})
+            await asyncio.sleep(POLL_S)
+        report_progress(load.done_bytes, load.total_bytes, "waits for all shards to serve")
+        await self._until_all_ready()
+
+    async def _until_all_ready(self) -> None:
+        """Waits until the other shards serve, too; one that died meanwhile has the state, and is not waited for long."""
+        deadline = time.monotonic() + AWAY_S
+        while time.monotonic() < deadline:
+            try:
+                shards = (await asyncio.to_thread(self._registration.view)).shards
+            except RedisUnreachable:
+                shards = {}
+            if all(index in shards and shards[index].ready for index in self._cuts.shards):
+                return
             await asyncio.sleep(POLL_S)
 
 
@@ -297,7 +321,7 @@ def _check_task(index: int, answer: cut_pb2.GetTaskResponse) -> None:
     if answer.state == job_pb2.JOB_STATE_FAILED:
         raise make_error(answer.reason or CheckpointDamaged.reason, f"shard {index}: {answer.problem}", {"shard": str(index)})
     if answer.state == job_pb2.JOB_STATE_UNSPECIFIED:
-        raise ShardNotReady(f"shard {index} was started anew while it checked files; restore again")
+        raise StaleState(f"shard {index} was started anew while it checked files; restore again", reason="NEW_INCARNATION")
 
 
 def _report(checked: _Checked, plan: Plan) -> job_pb2.RestoreReport:

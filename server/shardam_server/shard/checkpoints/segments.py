@@ -1,7 +1,7 @@
 """The form of a checkpoint's files: a preamble and frames as a base has them, in segments that can be read one by one.
 
-    rows      header; rows of tables, one table after the other; end
-    state     header; tables with their counters, clients, groups; end        (the last one of each shard)
+    rows      header; rows of tables, in no particular order; end
+    state     header; tables with their counters, clients, groups; end     (the last one of each shard)
 
 The frames' checksums show damage while a file is loaded; its length and the xxh3 of all of it stand in the manifest.
 """

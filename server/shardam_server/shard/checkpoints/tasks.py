@@ -128,7 +128,11 @@ class Tasks:
         return self._tasks[task_id].written, self._tasks[task_id].error
 
     async def drop(self, task_id: int) -> None:
-        """Gives a task up, or all with id zero, and waits until nothing is left of it."""
+        """Gives a task up, or all with id zero, and waits until it has ended.
+
+        Nothing is left of one that is named. Of all, what was written whole stays: it may be part of a complete checkpoint, and
+        home removes the folders of those that are not.
+        """
         for one in [task_id] if task_id else list(self._tasks):
             task = self._tasks.get(one)
             if task is None:
@@ -136,7 +140,7 @@ class Tasks:
             task.progress.drop()
             if task.running is not None:
                 await asyncio.wait({task.running})
-            if task.error is None:
+            if task.error is None and task_id:
                 await asyncio.to_thread(task.work.discard)
             self._tasks.pop(one, None)
 

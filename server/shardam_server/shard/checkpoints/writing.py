@@ -14,7 +14,7 @@ from typing import Protocol
 from shardam_proto.errors import CheckpointFailed
 from shardam_proto.v1 import checkpoint_pb2, common_pb2, journal_pb2
 from shardam_server.shard.checkpoints.file_messages import encode_shard
-from shardam_server.shard.checkpoints.file_names import CUT_FOLDER, cut_folder_name, segment_name
+from shardam_server.shard.checkpoints.file_names import CUT_FOLDER, MANIFEST, cut_folder_name, segment_name
 from shardam_server.shard.checkpoints.folders import folder_below
 from shardam_server.shard.checkpoints.manifest import CheckpointFile, ShardFiles
 from shardam_server.shard.checkpoints.segments import READ_BYTES, SEGMENT_BYTES, SegmentWriter, segment_header
@@ -48,7 +48,7 @@ class Cut(Protocol):
         ...
 
     def records(self, *, parts: bool) -> Iterator[tuple[journal_pb2.BaseRecord, Arrays]]:
-        """Yields the records of a base: tables, each before its rows, clients, groups, parts if asked for, and the end."""
+        """Yields the records of a base: tables, rows, clients, groups, parts if asked for, and the end."""
         ...
 
     def close(self) -> None:
@@ -124,7 +124,12 @@ class WriteCut:
             self._cut.close()
 
     def discard(self) -> None:
-        """Removes what was written; what cannot be removed is left to who deletes the checkpoint's folder."""
+        """Removes what was written, unless the checkpoint has become whole: tasks are given up when a home process begins, too.
+
+        What cannot be removed is left to who deletes the checkpoint's folder.
+        """
+        if any((path.parent / MANIFEST).exists() for path in self._moved[:1]):
+            return
         for path in self._moved:
             with contextlib.suppress(OSError):
                 self._operations.remove(path)

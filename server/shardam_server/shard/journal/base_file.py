@@ -158,7 +158,7 @@ class BaseReader:
                 f"and {counted.num_clients}",
             )
         for table, saturated_values in self._tables.values():
-            table.storage.restore_saturated(saturated_values)
+            table.storage.finish_restore(saturated_values)
 
 
 def client_entry(message: journal_pb2.StoredClient) -> ClientEntry:

@@ -217,7 +217,7 @@ class StateStore:
             raise RuntimeError("a state begins once the former one is given up")
         folder, holds_something = self._folder, state.change_number > 0 or bool(state.tables())
         if holds_something and folder.current is None:
-            self._begin_unfinished(cluster, lineage)
+            self._begin_unfinished(cluster)
         number = self._next_number()
         base = base_name(number) if holds_something else None
         current = Current(self._cluster_name, cluster, self._index, lineage, timeline, epoch, base, number, plan=plan)
@@ -231,10 +231,10 @@ class StateStore:
             raise
         self._go_on(state, file, sequence=1, older_bytes=0, kept_change=state.change_number)
 
-    def _begin_unfinished(self, cluster: ClusterEntry, lineage: int) -> None:
+    def _begin_unfinished(self, cluster: ClusterEntry) -> None:
         """Names a state that is still to come; a base without CURRENT would look like a folder that has lost it."""
         number = self._next_number()
-        unfinished = Current(self._cluster_name, cluster, self._index, lineage, UNFINISHED, 0, base=None, first_file=number)
+        unfinished = Current(self._cluster_name, cluster, self._index, 0, UNFINISHED, 0, base=None, first_file=number)
         self._folder.create_journal(unfinished, number, 0, change_number=0).close()
         self._folder.put_current(unfinished)
 

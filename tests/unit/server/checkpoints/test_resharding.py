@@ -18,7 +18,7 @@ from shardam_proto.errors import (
     ShardUnreachable,
     StaleState,
 )
-from shardam_proto.registry import ClusterEntry, ClusterView, Plan, ShardEntry
+from shardam_proto.registry import ClusterEntry, ClusterView, Keys, Plan, ShardEntry
 from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import checkpoint_pb2, common_pb2, cut_pb2
@@ -27,6 +27,8 @@ from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.cutting import CutResult
 from shardam_server.shard.checkpoints.resharding import ReportProgress, Resharding
 from shardam_server.shard.identity import ShardIdentity
+from shardam_server.shard.shared_entries import PlanAnswer, PlanEntry
+from shardam_server.shard.tenure import Tenure
 
 CLUSTER, MAP = ClusterEntry("c1", 2, 5), RouteMap(epoch=3, num_shards=2)
 
@@ -37,7 +39,8 @@ class Shards:
     Attributes:
         log: what happened.
         cut_errors, renew_errors, decide_errors: raised by the next such calls, in order; None: none is.
-        decides: what Redis answers.
+        answer: what Redis answers.
+        decided: the plan that Redis has.
         told: plans by shard.
     """
 
@@ -52,11 +55,14 @@ class Shards:
         self.write_error: ShardamError | None = None
         self.written_gate = asyncio.Event()
         self.written_gate.set()
-        self.decides = True
-        self.allowed: dict[int, list[int]] = {}
+        self.answer = PlanAnswer.DONE
+        self.allowed: dict[int, tuple[int, ...]] = {}
+        self.decided: PlanEntry | None = None
         self.told: dict[int, Plan] = {}
         self.deaf: set[int] = set()
-        self.plan: Plan | None = None
+        self.tenure = Tenure(60.0)
+
+    keys = Keys("prod")
 
     @property
     def shards(self) -> range:
@@ -114,19 +120,26 @@ class Shards:
 
     def allow_move(self, hold_id: int, incarnations: Sequence[int]) -> None:
         self.log.append("allow")
-        self.allowed[hold_id] = list(incarnations)
+        self.allowed[hold_id] = tuple(incarnations)
 
-    def decide_move(self, plan: Plan, hold_id: int) -> bool:
+    def end_move(self, hold_id: int) -> Plan | None:
+        self.log.append("end")
+        del self.allowed[hold_id]
+        return None if self.decided is None else self.decided.plan
+
+    def decide_move(self, entry: PlanEntry, former: Plan | None, incarnation: int, hold_id: int, num_shards: int) -> PlanAnswer:
         self.log.append("decide")
-        assert hold_id in self.allowed
-        self.plan = plan
+        assert self.allowed == {hold_id: (100, 101)}
+        assert (former, incarnation, num_shards) == (None, 100, 2)
         if self.decide_errors:
             raise self.decide_errors.pop(0)
-        return self.decides
+        if self.answer is PlanAnswer.DONE:
+            self.decided = entry
+        return self.answer
 
     def resharding(self) -> Resharding:
         # Each part of this class stands for one of the parameters.
-        return Resharding(self.identity, self, self, self, self.catalogue, self)  # type: ignore[arg-type]
+        return Resharding(self, self, self, self, self, self.catalogue)  # type: ignore[arg-type]
 
     async def move(self, num_shards: int) -> list[tuple[int, int, str]]:
         progress: list[tuple[int, int, str]] = []
@@ -155,7 +168,10 @@ def test_the_plan_is_decided_once_the_files_are_complete_and_home_is_told_last(t
         progress = await shards.move(4)
         steps = [step for step in shards.log if step != "renew 77 for 0.06 s"]
         assert steps == ["cut", "complete", "allow", "renew 77 for 30 s", "decide", "tell 1", "tell 0"]
-        assert shards.allowed == {77: [100, 101]}
+        assert shards.allowed == {77: (100, 101)}
+        assert shards.decided is not None
+        assert shards.decided.cluster == ClusterEntry("c1", 4, 5)
+        assert [table.table_id for table in shards.decided.tables] == [9]
         plan = shards.told[0]
         assert shards.told == {0: plan, 1: plan}
         (name,) = shards.left()
@@ -250,14 +266,36 @@ def test_a_last_renewal_that_fails_leaves_nothing_to_decide(tmp_path: Path) -> N
     on_loop(tmp_path, test)
 
 
-def test_what_redis_refuses_has_not_moved(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [(PlanAnswer.NOT_ALLOWED, "a shard went on, or was started anew"), (PlanAnswer.OTHER_PLAN, "other plan")],
+)
+def test_what_redis_refuses_has_not_moved_and_will_not(tmp_path: Path, answer: PlanAnswer, problem: str) -> None:
     async def test(shards: Shards) -> None:
-        shards.decides = False
-        with pytest.raises(CheckpointFailed, match="nothing has moved"):
+        shards.answer = answer
+        with pytest.raises(ShardamError, match=problem):
             await shards.move(4)
-        assert shards.log[-2:] == ["decide", "give up 77"]
+        assert shards.log[-3:] == ["decide", "end", "give up 77"]
         assert shards.told == {}
         assert shards.left() == []
+
+    on_loop(tmp_path, test)
+
+
+def test_a_refusal_after_a_question_whose_answer_was_lost_does_not_undo_what_was_decided(tmp_path: Path) -> None:
+    async def test(shards: Shards) -> None:
+        original = shards.decide_move
+
+        def decide_and_lose_the_answer(*args: object, **kwargs: object) -> PlanAnswer:
+            shards.decide_move = original  # type: ignore[method-assign]
+            original(*args, **kwargs)  # type: ignore[arg-type]
+            shards.answer = PlanAnswer.NAME_NOT_HELD
+            raise RedisUnreachable("away")
+
+        shards.decide_move = decide_and_lose_the_answer  # type: ignore[method-assign]
+        await shards.move(4)
+        assert shards.log[-4:] == ["decide", "end", "tell 1", "tell 0"]
+        assert sorted(shards.told) == [0, 1]
 
     on_loop(tmp_path, test)
 

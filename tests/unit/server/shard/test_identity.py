@@ -13,7 +13,7 @@ from shardam_server.shard.identity import ShardIdentity, random_63_bits
 
 @pytest.fixture
 def identity() -> ShardIdentity:
-    identity = ShardIdentity(1)
+    identity = ShardIdentity(1, timeline=3)
     identity.cluster = ClusterEntry("abc", 3, 0)
     identity.route_map = RouteMap(epoch=4, num_shards=3)
     return identity
@@ -23,7 +23,7 @@ def good_header(identity: ShardIdentity) -> common_pb2.RequestHeader:
     return common_pb2.RequestHeader(
         protocol_version=1,
         cluster_id="abc",
-        timeline=1,
+        timeline=3,
         epoch=4,
         incarnation=identity.incarnation,
         client_id=b"c" * 16,
@@ -43,6 +43,7 @@ def test_a_complete_header_and_one_without_optional_fields_pass(identity: ShardI
         ("protocol_version", 99, "VERSION_MISMATCH"),
         ("cluster_id", "other", "WRONG_CLUSTER"),
         ("incarnation", 5, "NEW_INCARNATION"),
+        ("timeline", 4, "NOT_READY"),
         ("timeline", 2, "STALE_TIMELINE"),
         ("epoch", 3, "STALE_ROUTE"),
         ("num_chunks", 2, "BAD_OPTION"),

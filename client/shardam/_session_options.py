@@ -1,0 +1,26 @@
+"""How a client is to reach its cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from shardam._group import GroupOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionOptions:
+    """How to reach a cluster.
+
+    Attributes:
+        redis_url: URL of the cluster's Redis.
+        cluster: the cluster's name.
+        token: its token, or None.
+        shard_timeout_s: how long a call is tried before it fails.
+        group: the client's place in a group; None: async.
+    """
+
+    redis_url: str
+    cluster: str
+    token: str | None
+    shard_timeout_s: float
+    group: GroupOptions | None = None

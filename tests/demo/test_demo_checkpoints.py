@@ -1,0 +1,83 @@
+"""`shardam demo` stopped and resumed: Ctrl-C makes a checkpoint, and the run that goes on from it ends as one that was never
+stopped, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from shardam_testing.demos import HANG_S, RunningDemo, running_demo, write_clicks
+
+pytestmark = pytest.mark.timeout(4 * HANG_S)
+
+FIGURES = ("auc", "log_loss", "baseline_auc", "baseline_log_loss", "rows", "steps", "table_steps", "batch_size")
+"""What does not depend on the machine's pace. Both AUC and log loss are of every test sample, in float64."""
+
+
+def figures_of(demo: RunningDemo) -> dict[str, float]:
+    assert demo.wait() == 0, demo.err.read_text()
+    demo.assert_nothing_is_left()
+    result = json.loads(demo.out.read_text().splitlines()[-1])
+    return {name: result[name] for name in FIGURES}
+
+
+def folder_of(tmp_path: Path, name: str) -> Path:
+    folder = tmp_path / name
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(("mode", "workers"), [("async", 1), ("sync", 2)])
+def test_a_demo_stopped_by_ctrl_c_goes_on_as_if_it_had_not_been(tmp_path: Path, mode: str, workers: int) -> None:
+    clicks = write_clicks(tmp_path)
+    flags = ("--data", str(clicks), "--mode", mode, "--workers", str(workers), "--shards", "2", "--epochs", "40", "--json")
+    with running_demo(folder_of(tmp_path, "whole"), *flags) as demo:
+        whole = figures_of(demo)
+    kept = tmp_path / "kept"
+    kept_flags = ("--checkpoint-dir", str(kept), "--checkpoint-every", "7")
+    with running_demo(folder_of(tmp_path, "stopped"), *flags, *kept_flags) as demo:
+        demo.wait_for_text("after step 14")
+        demo.process.send_signal(signal.SIGINT)
+        assert demo.wait() == 128 + signal.SIGINT, demo.err.read_text()
+        demo.assert_nothing_is_left()
+        said = demo.err.read_text()
+    assert "Traceback" not in said
+    command = next(line for line in said.splitlines() if "--resume" in line)
+    words = shlex.split(command)
+    resumed_flags = words[words.index("demo") + 1 :]
+    assert (kept / "default" / words[-1] / "manifest.json").is_file()
+    copied = shutil.copytree(kept, tmp_path / "copied") / "default" / words[-1]
+    resumed_flags[resumed_flags.index("--shards") + 1] = "3"
+    with running_demo(folder_of(tmp_path, "resumed"), *resumed_flags, "--json") as demo:
+        assert figures_of(demo) == whole
+        assert "goes on from the checkpoint after step" in demo.err.read_text()
+    with running_demo(folder_of(tmp_path, "by_path"), *flags, "--resume", str(copied)) as demo:  # a path is enough
+        assert figures_of(demo) == whole
+
+
+def test_a_checkpoint_of_another_run_is_refused_with_both_values(tmp_path: Path) -> None:
+    clicks = write_clicks(tmp_path)
+    folder = tmp_path / "rows"
+    flags = ("--data", str(clicks), "--epochs", "2", "--shards", "1", "--data-dir", str(folder), "--json")
+    with running_demo(folder_of(tmp_path, "made"), *flags, "--workers", "2", "--checkpoint-every", "2") as demo:
+        figures_of(demo)
+        assert "checkpoint" in demo.err.read_text()
+    with running_demo(folder_of(tmp_path, "other"), *flags, "--workers", "1", "--resume") as demo:
+        assert demo.wait() == 1
+        said = demo.err.read_text()
+    assert "workers is 2 there and 1 here" in said
+    assert "Traceback" not in said
+
+
+def test_ctrl_c_without_a_folder_ends_the_demo_at_once(tmp_path: Path) -> None:
+    with running_demo(tmp_path, "--data", str(write_clicks(tmp_path)), "--epochs", "500", "--shards", "1") as demo:
+        demo.wait_for_text("epoch   shardam")
+        demo.process.send_signal(signal.SIGINT)
+        assert demo.wait() == 128 + signal.SIGINT
+        demo.assert_nothing_is_left()
+    assert "checkpoint" not in demo.out.read_text()
