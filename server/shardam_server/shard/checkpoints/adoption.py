@@ -126,6 +126,7 @@ class Adoption:
         while True:
             if identity.route_map is not None and plan.epoch > identity.epoch:
                 self._end_epoch(plan)
+                self._wanted = None  # nothing is left to do here, and the state stays before the plan
                 return
             kept = await self._let_go(plan)
             if kept is None:
