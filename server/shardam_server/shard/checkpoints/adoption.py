@@ -136,6 +136,7 @@ class Adoption:
         while True:
             if self._ends(plan):
                 self._end_epoch(plan)
+                self._wanted = None  # nothing is left to do here, and the state stays before the plan
                 return
             kept = await self._let_go(plan)
             if kept is None:
