@@ -103,7 +103,8 @@ class ShardContext:
 
     def submit_now(self, apply: Callable[[], T], num_bytes: int = 0) -> asyncio.Future[T]:
         """Submits what a hold does not stop: it changes nothing that a cut has, or brings this shard to where others are."""
-        return self._submit(apply, num_bytes, self.state)
+        state = self.state
+        return self.holding.run_now(lambda: self._submit(apply, num_bytes, state), num_bytes)
 
     def _submit(self, apply: Callable[[], T], num_bytes: int, state: ShardState) -> asyncio.Future[T]:
         def guarded() -> T:

@@ -53,6 +53,7 @@ class Holding:
         self.hold_id = 0
         self.held_bytes = 0
         self.is_final = False
+        self._sealed = False
         self._refusal: ShardamError | None = None
         self._targets: Mapping[bytes, int] = {}
         self._kept: collections.deque[_Kept] = collections.deque()
@@ -71,8 +72,13 @@ class Holding:
             hold_id: its id, not zero.
             hold_s: when it ends by itself, in seconds from now.
             when_expired: called then instead of releasing; it releases, sooner or later. None: the hold is not final.
+
+        Raises:
+            ShardNotReady: there is a final hold of another id, which only Redis can end.
         """
         if self.hold_id not in (0, hold_id):
+            if self.is_final:
+                raise ShardNotReady("this shard is held because its rows may be moving to other shards; try again")
             logger.info("a new hold replaces one that was not released")
             self.release(self.hold_id)
         self.hold_id = hold_id
@@ -105,7 +111,7 @@ class Holding:
         """Ends a hold: what was held back starts, in the order in which it came. One that is not held is passed over."""
         if self.hold_id != hold_id:
             return
-        self.hold_id, self._targets, self.is_final = 0, {}, False
+        self.hold_id, self._targets, self.is_final, self._sealed = 0, {}, False, False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -151,8 +157,16 @@ class Holding:
         self.held_bytes += num_bytes
         return outer
 
+    def seal(self) -> None:
+        """Lets nothing pass any more until the release: the state is cut, and other shards may go on from the cut."""
+        self._sealed = True
+
+    def run_now(self, start: Callable[[], asyncio.Future[T]], num_bytes: int) -> asyncio.Future[T]:
+        """Starts what a hold does not stop, unless the hold is sealed; then as run."""
+        return self.run(start, None, num_bytes) if self._sealed else start()
+
     def _passes(self, mark: Mark | None) -> bool:
-        return mark is not None and mark.number <= self._targets.get(mark.client_id, 0)
+        return not self._sealed and mark is not None and mark.number <= self._targets.get(mark.client_id, 0)
 
     def _start(self, kept: _Kept) -> None:
         self.held_bytes -= kept.num_bytes

@@ -98,14 +98,24 @@ class Adoption:
         if not self._shard.identity.is_before(plan) or (wanted is not None and not _is_newer(plan, wanted)):
             return
         self._wanted = plan
+        if self._ends(plan):
+            self._end_epoch(plan)
+            return
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
+
+    def _ends(self, plan: Plan) -> bool:
+        """True: others serve this process's rows from here on."""
+        identity = self._shard.identity
+        return identity.route_map is not None and plan.epoch > identity.epoch
 
     async def _run(self) -> None:
         try:
             async with self.turn:
-                while self._wanted is not None and self._shard.identity.is_before(self._wanted):
-                    await self.adopt(self._wanted)
+                while (
+                    (wanted := self._wanted) is not None and self._shard.identity.is_before(wanted) and not self._ends(wanted)
+                ):
+                    await self.adopt(wanted)
         except Exception:  # a task's edge: without a state there is nothing to go on with
             logger.critical("a checkpoint could not be taken over", exc_info=True)
             self.failed.set()
@@ -122,9 +132,9 @@ class Adoption:
         Raises:
             ShardamError: home could not begin to serve.
         """
-        shard, identity = self._shard, self._shard.identity
+        shard = self._shard
         while True:
-            if identity.route_map is not None and plan.epoch > identity.epoch:
+            if self._ends(plan):
                 self._end_epoch(plan)
                 self._wanted = None  # nothing is left to do here, and the state stays before the plan
                 return

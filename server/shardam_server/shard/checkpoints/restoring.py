@@ -47,8 +47,11 @@ AWAY_S = 30.0
 MAX_CHECKS = 3
 """How often files are checked where a shard forgets what it was asked: it was started anew, or home was a moment ago."""
 
-COMMIT_S = 30.0
-"""The plan is written to Redis, or found not to be, within this time; shards whose tables stay are held meanwhile."""
+COMMIT_S = 15.0
+"""The plan is written to Redis, or found not to be, within this time and that of one more call."""
+
+HOLD_S = 30.0
+"""Shards whose tables stay are held for so long, which is well above COMMIT_S: none goes on before the plan is decided."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +264,7 @@ class Restoring:
         tries = Tries()
         while True:
             try:
-                return await self._cutting.level(COMMIT_S, without=tries.without)
+                return await self._cutting.level(HOLD_S, without=tries.without)
             except ShardamError as error:
                 await tries.wait_after(error)
 

@@ -115,7 +115,10 @@ class Cuts:
         shard.check_serving(request.header)
         catalogue = self._require_catalogue()
         shard.holding.check(request.hold_id)
-        snapshot = await shard.settle(shard.submit_now(lambda: Snapshot(shard.state)))  # nothing comes in between
+        taken = shard.submit_now(lambda: Snapshot(shard.state))  # what is held back comes after it, whenever it starts
+        if shard.holding.is_final:
+            shard.holding.seal()
+        snapshot = await shard.settle(taken)
         terms = WriteTerms(
             cluster_id=shard.identity.require_cluster().cluster_id,
             checkpoint_id=task_id,

@@ -29,6 +29,13 @@ class Applied:
 
         return self.holding.run(start, mark, num_bytes)
 
+    def run_now(self, name: str) -> None:
+        def start() -> asyncio.Future[str]:
+            self.names.append(name)
+            return asyncio.get_running_loop().create_future()
+
+        self.holding.run_now(start, 0)
+
 
 def on_loop(test: Callable[[Holding, Applied], object]) -> None:
     async def run() -> None:
@@ -167,5 +174,41 @@ def test_a_hold_that_is_not_final_says_so_and_its_end_is_the_end_of_a_final_one(
         assert holding.is_final
         holding.release(8)
         assert not holding.is_final
+
+    on_loop(test)
+
+
+def test_a_sealed_hold_lets_nothing_pass_until_it_is_released() -> None:
+    def test(holding: Holding, applied: Applied) -> None:
+        holding.hold(7, 60.0, lambda _: None)
+        holding.advance({A: 5})
+        holding.seal()
+        applied.run("a5", Mark(A, 5))
+        applied.run_now("settle")
+        assert applied.names == []
+        holding.release(7)
+        assert applied.names == ["a5", "settle"]
+        applied.run_now("after")
+        assert applied.names[-1] == "after"
+
+    on_loop(test)
+
+
+def test_what_a_hold_does_not_stop_starts_before_the_cut() -> None:
+    def test(holding: Holding, applied: Applied) -> None:
+        holding.hold(7, 60.0)
+        applied.run_now("settle")
+        assert applied.names == ["settle"]
+
+    on_loop(test)
+
+
+def test_no_other_hold_replaces_a_final_one() -> None:
+    def test(holding: Holding, applied: Applied) -> None:
+        holding.hold(7, 60.0, lambda _: None)
+        applied.run("x")
+        with pytest.raises(ShardNotReady, match="moving"):
+            holding.hold(8, 60.0)
+        assert (holding.hold_id, applied.names) == (7, [])
 
     on_loop(test)
