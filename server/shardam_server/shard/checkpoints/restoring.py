@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from contextlib import AbstractAsyncContextManager
 
 from shardam_proto.errors import (
     CheckpointDamaged,
