@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol
 
 from shardam_proto.errors import BadOption, CheckpointFailed, CheckpointRunning, ShardamError, StepTimeout
@@ -182,6 +184,8 @@ class HomeCheckpoints:
                 self._check_name(request.name)
             if request.extra_id:
                 await asyncio.to_thread(self.extras.size, request.extra_id)
+                job = self._by_key.get(request.request_key) if request.request_key else None  # of a repeat meanwhile
+        if job is None:
             job = self._ask(request)
             if request.request_key:
                 self._by_key[request.request_key] = job
@@ -317,11 +321,22 @@ class HomeCheckpoints:
         self.catalogue.delete(name)
 
     def check_unused(self, name: str) -> None:
-        """Refuses to delete what a job uses.
+        """Refuses to delete what a job uses, or what shards go on from and have not loaded yet.
 
         Raises:
-            CheckpointRunning: a job uses it.
+            CheckpointRunning: it is used.
         """
+        folder = self.catalogue.folder / name
         for job in self.jobs.all():
-            if not job.ended.is_set() and job.checkpoint in (name, LATEST):
+            if not job.ended.is_set() and self._uses(job, folder):
                 raise CheckpointRunning(f"job {job.job_id} uses checkpoint {name!r}; try again once it has ended")
+        plan = self._shard.identity.plan
+        if plan is not None and not self._shard.is_serving and self.catalogue.root / plan.folder == folder:
+            raise CheckpointRunning(
+                f"the cluster goes on from checkpoint {name!r}, and not all shards have loaded it; try again once they serve"
+            )
+
+    def _uses(self, job: Job, folder: Path) -> bool:
+        """Whether a job uses a checkpoint's folder; which one a move has made is not told."""
+        named = {job.checkpoint, os.path.normpath(self.catalogue.root / job.checkpoint)}
+        return job.kind == job_pb2.JOB_KIND_RESHARD or bool(named & {LATEST, folder.name, str(folder)})
