@@ -137,6 +137,7 @@ class ClusterCheckpoints(abc.ABC):
         if isinstance(tables, str):
             raise BadOption(f"tables takes a list of names, got {tables!r}; write [{tables!r}]")
         request = checkpoint_pb2.RestoreCheckpointRequest(
+            request_key=secrets.token_bytes(KEY_BYTES),
             name=name,
             options=checkpoint_pb2.RestoreOptions(
                 tables=tables or (),

@@ -187,10 +187,7 @@ class HomeCheckpoints:
                 job = self._by_key.get(request.request_key) if request.request_key else None  # of a repeat meanwhile
         if job is None:
             job = self._ask(request)
-            if request.request_key:
-                self._by_key[request.request_key] = job
-                for key in list(self._by_key)[:-MAX_KEYS]:
-                    del self._by_key[key]
+            self._remember(request.request_key, job)
         try:
             await asyncio.wait_for(job.under_way.wait(), wait_s)
         except TimeoutError:
@@ -198,6 +195,13 @@ class HomeCheckpoints:
         if job.error is not None:
             raise job.error
         return job
+
+    def _remember(self, request_key: bytes, job: Job) -> None:
+        """Has repeats of a request answered with its job."""
+        if request_key:
+            self._by_key[request_key] = job
+            for key in list(self._by_key)[:-MAX_KEYS]:
+                del self._by_key[key]
 
     def _check_name(self, name: str) -> None:
         check_name(name, "checkpoint name")
@@ -281,21 +285,25 @@ class HomeCheckpoints:
         self.jobs.begin(job, work, alone=False)
         return job
 
-    def restore(self, name: str, options: checkpoint_pb2.RestoreOptions, *, only_if_empty: bool) -> Job:
-        """Begins to replace the state by a checkpoint's.
+    def restore(self, request: checkpoint_pb2.RestoreCheckpointRequest) -> Job:
+        """Begins to replace the state by a checkpoint's; once for one key: by the time of a repeat others train on from it.
 
         Raises:
             CheckpointRunning: another job has to end first.
         """
-        job = Job(job_pb2.JOB_KIND_RESTORE, name)
+        known = self._by_key.get(request.request_key) if request.request_key else None
+        if known is not None:
+            return known
+        job = Job(job_pb2.JOB_KIND_RESTORE, request.name)
 
         async def work() -> None:
             job.report = await self._replacing.restoring.run(
-                name, options, only_if_empty=only_if_empty, report_progress=job.advance
+                request.name, request.options, only_if_empty=request.only_if_empty, report_progress=job.advance
             )
             job.checkpoint = job.report.name
 
         self.jobs.begin(job, work, alone=True)
+        self._remember(request.request_key, job)
         return job
 
     def reshard(self, num_shards: int) -> Job:

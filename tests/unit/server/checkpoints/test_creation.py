@@ -17,8 +17,8 @@ from shardam_server.shard.checkpoints.creation import Creation, Terms
 from shardam_server.shard.checkpoints.cutting import Cutting
 from shardam_server.shard.checkpoints.extras import Extras
 from shardam_server.shard.checkpoints.file_names import segment_name
-from shardam_server.shard.checkpoints.home import HomeCheckpoints, Replacing, Schedule
-from shardam_server.shard.checkpoints.jobs import Job
+from shardam_server.shard.checkpoints.home import HomeCheckpoints, Replacing, Reshards, Schedule
+from shardam_server.shard.checkpoints.jobs import Job, ReportProgress
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.metrics import ShardMetrics
@@ -93,13 +93,26 @@ def creation(home: ShardContext, shards: OneShard, catalogue: Catalogue) -> Crea
     return Creation(home.identity, Cutting(cuts, 2.0), cuts, catalogue, Extras(catalogue.folder), 0)
 
 
-def checkpoints(home: ShardContext, root: Path, shards: OneShard) -> HomeCheckpoints:
+class Restores:
+    """Counts restores."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    async def run(
+        self, name: str, options: checkpoint_pb2.RestoreOptions, *, only_if_empty: bool, report_progress: ReportProgress
+    ) -> job_pb2.RestoreReport:
+        self.names.append(name)
+        return job_pb2.RestoreReport(name=name)
+
+
+def checkpoints(home: ShardContext, root: Path, shards: OneShard, restores: Restores | None = None) -> HomeCheckpoints:
     catalogue = Catalogue(root, "oak")
     catalogue.prepare()
     make = creation(home, shards, catalogue)
-    nothing = cast(Replacing, None)
+    replacing = Replacing(restores or Restores(), cast(Reshards, None))
     cutting = Cutting(cast(PeerCuts, shards), 2.0)
-    return HomeCheckpoints(home, catalogue, Extras(catalogue.folder), make, cutting, nothing, Schedule(0.0, 1.0))
+    return HomeCheckpoints(home, catalogue, Extras(catalogue.folder), make, cutting, replacing, Schedule(0.0, 1.0))
 
 
 def test_nobody_joins_a_checkpoint_once_a_shard_may_have_gone_on(tmp_path: Path) -> None:
@@ -181,5 +194,22 @@ def test_what_the_cluster_goes_on_from_is_not_deleted_before_all_serve(tmp_path:
         with pytest.raises(CheckpointRunning, match="goes on from"):
             home.check_unused("one")
         home.check_unused("two")
+
+    asyncio.run(run())
+
+
+def test_a_restore_that_is_asked_for_again_replaces_nothing_once_more(tmp_path: Path) -> None:
+    async def run() -> None:
+        restores = Restores()
+        home = checkpoints(shard(), tmp_path, OneShard(tmp_path), restores)
+        request = checkpoint_pb2.RestoreCheckpointRequest(request_key=b"k" * 16, name="one")
+        first = home.restore(request)
+        assert home.restore(request) is first
+        await first.ended.wait()
+        assert home.restore(request) is first
+        request.request_key = b"l" * 16
+        again = home.restore(request)
+        await again.ended.wait()
+        assert restores.names == ["one", "one"]
 
     asyncio.run(run())
