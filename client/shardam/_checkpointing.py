@@ -6,13 +6,15 @@ import abc
 import secrets
 from collections.abc import Sequence
 
+import xxhash
+
 from shardam._checkpoint_job import CheckpointJob, begin
 from shardam._checkpoint_values import CheckpointInfo, RestoreReport, checkpoint_info
 from shardam._extra import decode_extra, encode_extra
 from shardam._home_calls import HomeCalls
 from shardam._session import Session
 from shardam._session_options import SessionOptions
-from shardam_proto.errors import BadOption, CheckpointFailed
+from shardam_proto.errors import BadOption, CheckpointDamaged, CheckpointFailed
 from shardam_proto.v1 import checkpoint_pb2, common_pb2, job_pb2
 
 PART_BYTES = 4 * 2**20
@@ -182,7 +184,18 @@ class ClusterCheckpoints(abc.ABC):
                     raise CheckpointFailed(
                         f"home sent {len(data)} of {total_bytes} bytes of what rank {rank} added to {found!r}"
                     )
-        return decode_extra(bytes(data), f"what rank {rank} added to checkpoint {found!r}")
+            described = checkpoint_pb2.GetCheckpointRequest(name=found)
+            info = home.answer(lambda link: link.checkpoints.GetCheckpoint, described).checkpoint
+        what = f"what rank {rank} added to checkpoint {found!r}"
+        written = {added.rank: added.file for added in info.extra}.get(rank)
+        if written is None or written.xxh3 != xxhash.xxh3_128_hexdigest(data):
+            name_of_file = "its file" if written is None else written.name
+            raise CheckpointDamaged(
+                f"{what} is damaged: {name_of_file} in {info.folder} does not have the content that was written; take another "
+                "checkpoint",
+                metadata={"checkpoint": found},
+            )
+        return decode_extra(bytes(data), what)
 
     def verify(self, name: str = LATEST) -> CheckpointInfo:
         """Reads all files of a checkpoint and compares them with its manifest.
