@@ -144,6 +144,17 @@ class Catalogue:
         """Returns a checkpoint's folder relative to the root folder, as plans and shards name it."""
         return folder.resolve().relative_to(self.root.resolve()).as_posix()
 
+    def read_relative(self, folder: str) -> tuple[Manifest, Path]:
+        """Returns the manifest and the folder of what `relative` has named, which may look like a checkpoint's name.
+
+        Raises:
+            ShardamError: as read.
+        """
+        found = folder_below(self.root, folder)
+        if not found.is_dir():
+            raise UnknownCheckpoint(f"there is no folder {found}; put it back", metadata={"name": folder})
+        return read_manifest(found), found
+
     def names(self) -> Sequence[str]:
         """Returns the names of this cluster's checkpoints, complete or not, in alphabetical order."""
         try:

@@ -302,3 +302,12 @@ def test_a_folder_that_may_be_anybody_s_is_not_deleted(catalogue: Catalogue) -> 
     with pytest.raises(BadOption, match="no checkpoint"):
         catalogue.delete("shard-0")
     assert (folder / "CURRENT").exists()
+
+
+def test_what_lies_right_below_the_root_is_found_by_its_relative_folder(catalogue: Catalogue, root: Path) -> None:
+    manifest, folder = save(root, trained())
+    moved = folder.rename(root / "one")
+    _, found = catalogue.read(str(moved))
+    assert catalogue.read_relative(catalogue.relative(found)) == (manifest, moved)
+    with pytest.raises(UnknownCheckpoint, match="put it back"):
+        catalogue.read_relative("two")
