@@ -178,7 +178,9 @@ class ClusterCheckpoints(abc.ABC):
             while len(data) < total_bytes:
                 request = checkpoint_pb2.GetExtraRequest(name=found, rank=rank, offset=len(data))
                 answer = home.answer(lambda link: link.checkpoints.GetExtra, request)
-                found, total_bytes = answer.name or found, answer.total_bytes
+                total_bytes = answer.total_bytes
+                if name == LATEST:  # there may be a newer one by the next part; a path, though, stays what it is
+                    found = answer.name
                 data += answer.data
                 if not answer.data and len(data) < total_bytes:
                     raise CheckpointFailed(
@@ -209,7 +211,7 @@ class ClusterCheckpoints(abc.ABC):
             request = checkpoint_pb2.VerifyCheckpointRequest(name=name)
             job = begin(lambda: home.answer(lambda link: link.checkpoints.VerifyCheckpoint, request).job)
             CheckpointJob(self._options, job).wait()
-            found = checkpoint_pb2.GetCheckpointRequest(name=job.checkpoint or name)
+            found = checkpoint_pb2.GetCheckpointRequest(name=(job.checkpoint or name) if name == LATEST else name)
             return checkpoint_info(home.answer(lambda link: link.checkpoints.GetCheckpoint, found).checkpoint)
 
     def delete_checkpoint(self, name: str) -> None:

@@ -35,6 +35,7 @@ class ScriptedHome(checkpoint_pb2_grpc.CheckpointServiceServicer):
         restores: all requests to restore.
         headers: of all calls.
         complete: names of complete checkpoints.
+        asked_for: names of checkpoints that were read.
         extra: what ranks 0 and 1 added to the newest checkpoint.
         extra_written: what it was when that was made; None: the same.
     """
@@ -48,6 +49,7 @@ class ScriptedHome(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self.restores: list[checkpoint_pb2.RestoreCheckpointRequest] = []
         self.headers: list[common_pb2.RequestHeader] = []
         self.complete: list[str] = []
+        self.asked_for: set[str] = set()
         self.extra = b""
         self.extra_written: bytes | None = None
         self.address = ""
@@ -74,11 +76,13 @@ class ScriptedHome(checkpoint_pb2_grpc.CheckpointServiceServicer):
 
     def GetExtra(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         self._enter("extra", request, context)
+        self.asked_for.add(request.name)
         part = self.extra[request.offset : request.offset + 1000]
         return checkpoint_pb2.GetExtraResponse(total_bytes=len(self.extra), name="newest", data=part)
 
     def GetCheckpoint(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         self._enter("get", request, context)
+        self.asked_for.add(request.name)
         written = self.extra if self.extra_written is None else self.extra_written
         found = checkpoint_pb2.CheckpointInfo(name=request.name, folder="/c", complete=True)
         for rank in range(2):
