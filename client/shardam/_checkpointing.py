@@ -6,13 +6,15 @@ import abc
 import secrets
 from collections.abc import Sequence
 
+import xxhash
+
 from shardam._checkpoint_job import CheckpointJob, begin
 from shardam._checkpoint_values import CheckpointInfo, RestoreReport, checkpoint_info
 from shardam._extra import decode_extra, encode_extra
 from shardam._home_calls import HomeCalls
 from shardam._session import Session
 from shardam._session_options import SessionOptions
-from shardam_proto.errors import BadOption, CheckpointFailed
+from shardam_proto.errors import BadOption, CheckpointDamaged, CheckpointFailed
 from shardam_proto.v1 import checkpoint_pb2, common_pb2, job_pb2
 
 PART_BYTES = 4 * 2**20
@@ -137,6 +139,7 @@ class ClusterCheckpoints(abc.ABC):
         if isinstance(tables, str):
             raise BadOption(f"tables takes a list of names, got {tables!r}; write [{tables!r}]")
         request = checkpoint_pb2.RestoreCheckpointRequest(
+            request_key=secrets.token_bytes(KEY_BYTES),
             name=name,
             options=checkpoint_pb2.RestoreOptions(
                 tables=tables or (),
@@ -175,13 +178,26 @@ class ClusterCheckpoints(abc.ABC):
             while len(data) < total_bytes:
                 request = checkpoint_pb2.GetExtraRequest(name=found, rank=rank, offset=len(data))
                 answer = home.answer(lambda link: link.checkpoints.GetExtra, request)
-                found, total_bytes = answer.name or found, answer.total_bytes
+                total_bytes = answer.total_bytes
+                if name == LATEST:  # there may be a newer one by the next part; a path, though, stays what it is
+                    found = answer.name
                 data += answer.data
                 if not answer.data and len(data) < total_bytes:
                     raise CheckpointFailed(
                         f"home sent {len(data)} of {total_bytes} bytes of what rank {rank} added to {found!r}"
                     )
-        return decode_extra(bytes(data), f"what rank {rank} added to checkpoint {found!r}")
+            described = checkpoint_pb2.GetCheckpointRequest(name=found)
+            info = home.answer(lambda link: link.checkpoints.GetCheckpoint, described).checkpoint
+        what = f"what rank {rank} added to checkpoint {found!r}"
+        written = {added.rank: added.file for added in info.extra}.get(rank)
+        if written is None or written.xxh3 != xxhash.xxh3_128_hexdigest(data):
+            name_of_file = "its file" if written is None else written.name
+            raise CheckpointDamaged(
+                f"{what} is damaged: {name_of_file} in {info.folder} does not have the content that was written; take another "
+                "checkpoint",
+                metadata={"checkpoint": found},
+            )
+        return decode_extra(bytes(data), what)
 
     def verify(self, name: str = LATEST) -> CheckpointInfo:
         """Reads all files of a checkpoint and compares them with its manifest.
@@ -195,7 +211,7 @@ class ClusterCheckpoints(abc.ABC):
             request = checkpoint_pb2.VerifyCheckpointRequest(name=name)
             job = begin(lambda: home.answer(lambda link: link.checkpoints.VerifyCheckpoint, request).job)
             CheckpointJob(self._options, job).wait()
-            found = checkpoint_pb2.GetCheckpointRequest(name=job.checkpoint or name)
+            found = checkpoint_pb2.GetCheckpointRequest(name=(job.checkpoint or name) if name == LATEST else name)
             return checkpoint_info(home.answer(lambda link: link.checkpoints.GetCheckpoint, found).checkpoint)
 
     def delete_checkpoint(self, name: str) -> None:

@@ -83,11 +83,14 @@ def encode_extra(extra: object) -> bytes:
 
     Raises:
         TypeError: a value of another type; the message has the path to it.
-        BadOption: a container contains itself, or plain values are too many: put them into an array.
+        BadOption: a container contains itself, they are nested too deep, or plain values are too many: put them into an array.
     """
     encoder = _Encoder()
-    structure = encoder.encode(extra, "extra")
-    metadata = {"format": FORMAT, "version": VERSION, "structure": json.dumps(structure, separators=(",", ":"))}
+    try:
+        structure = json.dumps(encoder.encode(extra, "extra"), separators=(",", ":"))
+    except RecursionError as error:
+        raise BadOption("extra has containers within containers too deep; make it flatter") from error
+    metadata = {"format": FORMAT, "version": VERSION, "structure": structure}
     try:
         return write_tensors(encoder.tensors, metadata)
     except ValueError as error:
@@ -115,7 +118,7 @@ def decode_extra(data: bytes, what: str) -> object:
         )
     try:
         return _Decoder(tensors).decode(json.loads(metadata["structure"]))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError, struct.error) as error:
         raise CheckpointDamaged(f"{what} cannot be read ({error!r}); take another checkpoint") from error
 
 
@@ -252,7 +255,9 @@ class _Decoder:
         if dtype.kind not in _NUMPY_KINDS:
             raise ValueError(f"dtype {dtype}")
         data = bytearray(self._tensors[str(node["array"])].data)  # a copy: private and writable
-        array = np.frombuffer(data, dtype).reshape(_shape(node)) if data else np.zeros(_shape(node), dtype)
+        shape = _shape(node)
+        _check_size(data, shape, dtype.itemsize)
+        array = np.frombuffer(data, dtype).reshape(shape) if data else np.zeros(shape, dtype)
         return array[()] if node.get("scalar") else array
 
     def _tensor(self, node: dict[str, Json]) -> object:
@@ -263,9 +268,11 @@ class _Decoder:
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"torch has no dtype {name}")
         data = bytearray(self._tensors[str(node["tensor"])].data)
+        shape = _shape(node)
+        _check_size(data, shape, dtype.itemsize)
         if not data:
-            return torch.empty(_shape(node), dtype=dtype)
-        return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(_shape(node))
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 def _items(node: Json) -> list[Json]:
@@ -276,3 +283,9 @@ def _items(node: Json) -> list[Json]:
 
 def _shape(node: dict[str, Json]) -> tuple[int, ...]:
     return tuple(int(str(size)) for size in _items(node["shape"]))
+
+
+def _check_size(data: bytearray, shape: tuple[int, ...], item_bytes: int) -> None:
+    """Refuses a shape that its values do not fill, before room is made for it."""
+    if min(shape, default=0) < 0 or math.prod(shape) * item_bytes != len(data):
+        raise ValueError(f"{len(data)} bytes are not {shape} values of {item_bytes} bytes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from typing import TypeVar
 
@@ -31,6 +32,10 @@ SHOW_S = 10.0
 """A phase that lasts is logged this often."""
 
 
+KEY_BYTES = 16
+"""Random bytes of the key by which home knows a repeat."""
+
+
 class StartRestore:
     """Restores a checkpoint at the start of a cluster.
 
@@ -44,6 +49,7 @@ class StartRestore:
         self._probe = probe
         self._name = name
         self._token = token
+        self._key = secrets.token_bytes(KEY_BYTES)
         self._shown: tuple[str, float] = "", 0.0
 
     async def run(self) -> None:
@@ -101,7 +107,9 @@ class StartRestore:
             await asyncio.sleep(POLL_S)
 
     async def _ask(self) -> job_pb2.Job:
-        request = checkpoint_pb2.RestoreCheckpointRequest(header=_header(), name=self._name, only_if_empty=True)
+        request = checkpoint_pb2.RestoreCheckpointRequest(
+            header=_header(), name=self._name, only_if_empty=True, request_key=self._key
+        )
         address = await self._home()
 
         def ask() -> job_pb2.Job:

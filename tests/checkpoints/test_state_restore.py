@@ -201,3 +201,15 @@ def test_nothing_that_workers_push_meanwhile_reaches_the_restored_state(shards: 
         worker.join(HANG_S)
     assert [type(error) for error in ended] == [ClusterRestored] * 3, ended
     assert [table_state(shards, one) for one in "ab"] == saved
+
+
+def test_a_checkpoint_that_lies_right_below_the_root_folder_is_restored_by_its_path(shards: Shards, tmp_path: Path) -> None:
+    (table,) = create(shards, A)
+    train(shards, table)
+    saved, root = table_state(shards, "a"), tmp_path / "state" / "checkpoints"
+    make_checkpoint(shards, "one")
+    (folder,) = root.glob("*/one")
+    moved = folder.rename(root / "one")
+    train(shards, table, 2)
+    restored(shards, str(moved))
+    assert table_state(shards, "a") == saved

@@ -698,10 +698,13 @@ class RestoreCheckpointRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     ONLY_IF_EMPTY_FIELD_NUMBER: _builtins.int
+    REQUEST_KEY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The checkpoint's name, a path below the root folder, or "latest"."""
     only_if_empty: _builtins.bool
     """Only a cluster without tables may be restored into, as at a start; else the state is replaced."""
+    request_key: _builtins.bytes
+    """16 random bytes: a repeat is answered with the same job, and replaces nothing once more."""
     @_builtins.property
     def header(self) -> _common_pb2.RequestHeader:
         """Header."""
@@ -717,10 +720,11 @@ class RestoreCheckpointRequest(_message.Message):
         name: _builtins.str = ...,
         options: Global___RestoreOptions | None = ...,
         only_if_empty: _builtins.bool = ...,
+        request_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "name", b"name", "only_if_empty", b"only_if_empty", "options", b"options"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "name", b"name", "only_if_empty", b"only_if_empty", "options", b"options", "request_key", b"request_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

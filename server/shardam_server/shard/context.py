@@ -73,12 +73,13 @@ class ShardContext:
     pid: int = dataclasses.field(default_factory=os.getpid)
     started: float = dataclasses.field(default_factory=time.monotonic)
     waits: StepWaits = dataclasses.field(init=False)
-    holding: Holding = dataclasses.field(default_factory=Holding)
+    holding: Holding = dataclasses.field(init=False)
     tasks: Tasks = dataclasses.field(default_factory=Tasks)
 
     def __post_init__(self) -> None:
         """Has requests wait for what happens to this state."""
         self.waits = StepWaits(lambda: self.state, self.metrics)
+        self.holding = Holding(self.sequencer.count_held)
 
     @property
     def lost_message(self) -> str:

@@ -43,13 +43,16 @@ class _Kept(NamedTuple):
 class Holding:
     """The gate before a shard's sequencer. Used on the event loop.
 
+    Args:
+        count_held: told of bytes that are held back from now on; below zero: that are not any more.
+
     Attributes:
         hold_id: the present hold; zero: none.
         held_bytes: bytes of changes that are held back.
         is_final: the state moves to other shards under the present hold.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, count_held: Callable[[int], None] = lambda num_bytes: None) -> None:
         self.hold_id = 0
         self.held_bytes = 0
         self.is_final = False
@@ -59,6 +62,7 @@ class Holding:
         self._kept: collections.deque[_Kept] = collections.deque()
         self._timer: asyncio.TimerHandle | None = None
         self._when_expired: Callable[[int], None] = lambda hold_id: None
+        self._count_held = count_held
 
     @property
     def held(self) -> bool:
@@ -135,7 +139,7 @@ class Holding:
             self._timer = None
         while self._kept:
             kept = self._kept.popleft()
-            self.held_bytes -= kept.num_bytes
+            self._count(-kept.num_bytes)
             kept.refuse(error)
 
     def run(self, start: Callable[[], asyncio.Future[T]], mark: Mark | None, num_bytes: int) -> asyncio.Future[T]:
@@ -154,7 +158,7 @@ class Holding:
             return start()
         outer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._kept.append(_Kept(mark, lambda: _chain(start(), outer), lambda error: _refuse(outer, error), num_bytes))
-        self.held_bytes += num_bytes
+        self._count(num_bytes)
         return outer
 
     def seal(self) -> None:
@@ -169,8 +173,12 @@ class Holding:
         return not self._sealed and mark is not None and mark.number <= self._targets.get(mark.client_id, 0)
 
     def _start(self, kept: _Kept) -> None:
-        self.held_bytes -= kept.num_bytes
+        self._count(-kept.num_bytes)
         kept.start()
+
+    def _count(self, num_bytes: int) -> None:
+        self.held_bytes += num_bytes
+        self._count_held(num_bytes)
 
     def _expire(self, hold_id: int) -> None:
         logger.warning("a hold ran out before it was released: changes go on")

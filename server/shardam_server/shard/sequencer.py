@@ -31,6 +31,11 @@ class Sequencer:
 
     Args:
         max_queue_bytes: bytes of changes that may wait; beyond, no more are taken in.
+
+    Attributes:
+        queue_depth: changes that have not ended.
+        queue_bytes: bytes that they hold.
+        held_bytes: bytes of changes that have no place in the order yet, because they are held back; so many may wait, too.
     """
 
     def __init__(self, max_queue_bytes: int = MAX_QUEUE_BYTES) -> None:
@@ -43,6 +48,7 @@ class Sequencer:
         self._room.set()
         self.queue_depth = 0
         self.queue_bytes = 0
+        self.held_bytes = 0
 
     def submit(self, apply: Callable[[], T], num_bytes: int = 0) -> asyncio.Future[T]:
         """Puts a change behind all that came before it; it runs whatever becomes of the future.
@@ -53,8 +59,7 @@ class Sequencer:
         """
         self.queue_depth += 1
         self.queue_bytes += num_bytes
-        if self.queue_bytes >= self._max_queue_bytes:
-            self._room.clear()
+        self._note_room()
         work = asyncio.get_running_loop().run_in_executor(self._writer, apply)
 
         def leave(done: asyncio.Future[T]) -> None:
@@ -62,11 +67,21 @@ class Sequencer:
                 done.exception()  # counts as seen: whoever asked for the change may be gone
             self.queue_depth -= 1
             self.queue_bytes -= num_bytes
-            if self.queue_bytes < self._max_queue_bytes:
-                self._room.set()
+            self._note_room()
 
         work.add_done_callback(leave)
         return work
+
+    def count_held(self, num_bytes: int) -> None:
+        """Counts bytes of changes that are held back before they come here; below zero: that are not any more."""
+        self.held_bytes += num_bytes
+        self._note_room()
+
+    def _note_room(self) -> None:
+        if max(self.queue_bytes, self.held_bytes) < self._max_queue_bytes:
+            self._room.set()
+        else:
+            self._room.clear()
 
     async def change(self, apply: Callable[[], T], num_bytes: int = 0) -> T:
         """Runs a change after all that came before it; one that is taken in is finished, whoever waits for it."""
@@ -80,8 +95,9 @@ class Sequencer:
         """
         if not self._room.is_set():
             raise QueueFull(
-                f"{self.queue_bytes} bytes of changes wait to be applied, at most {self._max_queue_bytes} may; try again",
-                metadata={"retry_after_s": str(RETRY_AFTER_S), "queue_bytes": str(self.queue_bytes)},
+                f"{max(self.queue_bytes, self.held_bytes)} bytes of changes wait to be applied, at most "
+                f"{self._max_queue_bytes} may; try again",
+                metadata={"retry_after_s": str(RETRY_AFTER_S), "queue_bytes": str(max(self.queue_bytes, self.held_bytes))},
             )
 
     async def wait_for_room(self) -> None:

@@ -10,6 +10,7 @@ from concurrent import futures
 
 import grpc
 import pytest
+import xxhash
 
 from shardam_proto.errors import BadOption, ShardamError, UnknownCheckpoint
 from shardam_proto.limits import SERVER_OPTIONS
@@ -34,6 +35,9 @@ class ScriptedHome(checkpoint_pb2_grpc.CheckpointServiceServicer):
         restores: all requests to restore.
         headers: of all calls.
         complete: names of complete checkpoints.
+        asked_for: names of checkpoints that were read.
+        extra: what ranks 0 and 1 added to the newest checkpoint.
+        extra_written: what it was when that was made; None: the same.
     """
 
     def __init__(self) -> None:
@@ -45,7 +49,9 @@ class ScriptedHome(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self.restores: list[checkpoint_pb2.RestoreCheckpointRequest] = []
         self.headers: list[common_pb2.RequestHeader] = []
         self.complete: list[str] = []
+        self.asked_for: set[str] = set()
         self.extra = b""
+        self.extra_written: bytes | None = None
         self.address = ""
 
     def _enter(self, method: str, request, context) -> None:  # type: ignore[no-untyped-def]
@@ -70,8 +76,20 @@ class ScriptedHome(checkpoint_pb2_grpc.CheckpointServiceServicer):
 
     def GetExtra(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         self._enter("extra", request, context)
+        self.asked_for.add(request.name)
         part = self.extra[request.offset : request.offset + 1000]
         return checkpoint_pb2.GetExtraResponse(total_bytes=len(self.extra), name="newest", data=part)
+
+    def GetCheckpoint(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
+        self._enter("get", request, context)
+        self.asked_for.add(request.name)
+        written = self.extra if self.extra_written is None else self.extra_written
+        found = checkpoint_pb2.CheckpointInfo(name=request.name, folder="/c", complete=True)
+        for rank in range(2):
+            name = f"extra-rank-{rank}.safetensors"
+            file = checkpoint_pb2.CheckpointFile(name=name, xxh3=xxhash.xxh3_128_hexdigest(written))
+            found.extra.add(rank=rank, file=file)
+        return checkpoint_pb2.GetCheckpointResponse(checkpoint=found)
 
     def ListCheckpoints(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - the service's name
         self._enter("list", request, context)

@@ -263,3 +263,16 @@ def test_an_addition_of_many_parts_is_read_from_the_checkpoint_that_was_the_newe
     found = cluster.extra()
     assert isinstance(found, dict)
     assert (found["order"] == np.arange(500)).all()
+
+
+def test_an_addition_whose_file_has_changed_is_not_returned(home: ScriptedHome, cluster: Cluster) -> None:
+    home.extra_written = encode_extra({"order": np.arange(500)})
+    home.extra = encode_extra({"order": np.arange(1, 501)})
+    with pytest.raises(CheckpointDamaged, match=r"extra-rank-0\.safetensors"):
+        cluster.extra()
+
+
+def test_an_addition_to_a_checkpoint_that_a_path_names_is_read_from_there_alone(home: ScriptedHome, cluster: Cluster) -> None:
+    home.extra = encode_extra({"order": np.arange(500)})
+    cluster.extra("other/one")
+    assert home.asked_for == {"other/one"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import json
 import pickle
 import struct
 from pathlib import Path
@@ -258,3 +259,29 @@ def test_a_structure_that_is_none_is_refused(structure: str) -> None:
     data = write_tensors({}, {"format": "shardam-extra", "version": "1", "structure": structure})
     with pytest.raises(CheckpointDamaged):
         decode_extra(data, "rank 0")
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"array": "a", "dtype": "<f8", "shape": [10**11]},
+        {"array": "a", "dtype": "<f8", "shape": [-1]},
+        {"array": "a", "dtype": "<f8", "shape": [10**30]},
+        {"tensor": "a", "dtype": "float32", "shape": [10**13]},
+        {"tensor": "a", "dtype": "float32", "shape": [-1]},
+        {"tensor": "a", "dtype": "float32", "shape": [3]},
+        {"float": "00"},
+    ],
+)
+def test_a_shape_that_its_values_do_not_fill_is_refused_before_room_is_made(node: dict[str, object]) -> None:
+    metadata = {"format": "shardam-extra", "version": "1", "structure": json.dumps(node)}
+    with pytest.raises(CheckpointDamaged, match="rank 0"):
+        decode_extra(write_tensors({"a": RawTensor("U8", (0,), b"")}, metadata), "rank 0")
+
+
+def test_containers_that_are_nested_too_deep_are_refused() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(BadOption, match="too deep"):
+        encode_extra(deep)

@@ -139,7 +139,7 @@ class Checkpoints:
         index = self._shard.identity.index
         if self._catalogue is None:
             raise no_folder(index)
-        manifest, folder = self._catalogue.read(plan.folder)
+        manifest, folder = self._catalogue.read_relative(plan.folder)
         if manifest.checkpoint_id != plan.checkpoint_id:
             raise CheckpointDamaged(
                 f"{folder} holds another checkpoint than the one that the cluster goes on from (id "

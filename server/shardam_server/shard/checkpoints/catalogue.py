@@ -35,6 +35,10 @@ _ROOT_ID_BYTES = 8
 """Random bytes that tell root folders apart."""
 
 
+_LATER_S = 0.001
+"""A checkpoint counts as made so long after another one that the clock says is from the future."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A checkpoint's folder.
@@ -140,6 +144,17 @@ class Catalogue:
         """Returns a checkpoint's folder relative to the root folder, as plans and shards name it."""
         return folder.resolve().relative_to(self.root.resolve()).as_posix()
 
+    def read_relative(self, folder: str) -> tuple[Manifest, Path]:
+        """Returns the manifest and the folder of what `relative` has named, which may look like a checkpoint's name.
+
+        Raises:
+            ShardamError: as read.
+        """
+        found = folder_below(self.root, folder)
+        if not found.is_dir():
+            raise UnknownCheckpoint(f"there is no folder {found}; put it back", metadata={"name": folder})
+        return read_manifest(found), found
+
     def names(self) -> Sequence[str]:
         """Returns the names of this cluster's checkpoints, complete or not, in alphabetical order."""
         try:
@@ -172,6 +187,13 @@ class Catalogue:
         """
         folder = self.resolve(name)
         return read_manifest(folder), folder
+
+    def time_of_next(self, now_unix_s: float) -> float:
+        """Returns when a checkpoint that is made now counts as made: after all there are, even if the clock was put back, so
+        that it is the newest one.
+        """
+        known = [entry.time_s for entry in self.list() if entry.manifest is not None]
+        return max([now_unix_s, *(time_s + _LATER_S for time_s in known)])
 
     def _entry(self, name: str) -> Entry:
         folder = self.folder / name
@@ -248,11 +270,19 @@ class Catalogue:
 
         Raises:
             UnknownCheckpoint: there is none of this name.
+            BadOption: the folder has no manifest, and files that are not of a checkpoint: it may be anybody's, such as a
+                shard's own where both kinds of folders lie in one.
             CheckpointFailed: it cannot be deleted.
         """
         if name not in self.names():
             raise UnknownCheckpoint(f"there is no checkpoint {name!r} in {self.folder}", metadata={"name": name})
         folder = self.folder / name
+        if MANIFEST not in names_in(folder) and not _never_complete(folder):
+            raise BadOption(
+                f"{folder} is no checkpoint: it has no {MANIFEST}, and files that are not of a checkpoint; delete it by hand "
+                "if nobody needs it",
+                metadata={"name": name},
+            )
         try:
             (folder / MANIFEST).unlink(missing_ok=True)
             sync_folder(folder)

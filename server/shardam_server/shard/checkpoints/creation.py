@@ -82,15 +82,16 @@ class Creation:
         """
         await self._cuts.refresh()
         name = await asyncio.to_thread(self._open, terms.name)
-        job.checkpoint, task_id = name, random_63_bits()
+        job.checkpoint = name
+        cut: CutResult | None = None
         try:
-            cut = await self._cut(job, terms, task_id)
+            cut = await self._cut(job, terms)
             job.advance(0, cut.size_bytes, "writes files")
             job.under_way.set()
             shards = await self.written(job.advance, cut)
             await asyncio.to_thread(self.complete, name, cut, shards, terms.additions, group_step)
         except BaseException:
-            await asyncio.shield(self._undo(name, task_id))
+            await asyncio.shield(self._undo(cut))
             raise
         logger.info("checkpoint %s is complete: %d bytes", name, job.total_bytes)
         await asyncio.to_thread(self._prune, name)
@@ -102,20 +103,24 @@ class Creation:
         self._extras.remove_old()
         return self._catalogue.new_folder(name).name
 
-    async def _cut(self, job: Job, terms: Terms, task_id: int) -> CutResult:
-        """Cuts, as often as it takes."""
+    async def _cut(self, job: Job, terms: Terms) -> CutResult:
+        """Cuts, as often as it takes; each try with tasks of its own, since a shard may learn late that one was given up."""
+
+        def close() -> None:
+            terms.cut = True
+
         tries, folder = Tries(), self._catalogue.relative(self._catalogue.resolve(job.checkpoint))
         while True:
             job.attempts += 1
             job.phase = "brings all shards to the same changes"
             try:
-                result = await self._cutting.cut(folder, task_id, without=tries.without)
+                result = await self._cutting.cut(folder, random_63_bits(), without=tries.without, when_cut=close)
             except ShardamError as error:
                 job.problem = error.message
                 await tries.wait_after(error)
                 await self._cuts.refresh()
             else:
-                terms.cut, job.problem = True, ""
+                job.problem = ""
                 return result
 
     async def written(self, report_progress: ReportProgress, cut: CutResult) -> list[checkpoint_pb2.CheckpointShard]:
@@ -171,8 +176,8 @@ class Creation:
         manifest = Manifest(
             name=name,
             checkpoint_id=cut.task_id,
-            created_unix_s=cut.created_unix_s,
-            seconds=time.time() - cut.created_unix_s,
+            created_unix_s=catalogue.time_of_next(cut.created_unix_s),
+            seconds=max(0.0, time.time() - cut.created_unix_s),
             version=version("shardam"),
             cluster_name=catalogue.folder.name,
             cluster_id=cluster.cluster_id,
@@ -194,9 +199,10 @@ class Creation:
             for removed in self._catalogue.prune(self._keep, but=[name]):
                 logger.info("checkpoint %s is deleted: the last %d are kept (--checkpoint-keep)", removed, self._keep)
 
-    async def _undo(self, name: str, task_id: int) -> None:
-        """Removes what there is of a checkpoint that failed."""
-        await self._cutting.drop(task_id)
+    async def _undo(self, cut: CutResult | None) -> None:
+        """Removes what there is of a checkpoint that failed; a cut that failed has given its tasks up itself."""
+        if cut is not None:
+            await self._cutting.drop(cut.task_id)
         await asyncio.to_thread(self._catalogue.remove_incomplete)
 
 

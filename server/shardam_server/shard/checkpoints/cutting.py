@@ -70,7 +70,15 @@ class Cutting:
         self._cuts = cuts
         self._hold_s = hold_s
 
-    async def cut(self, folder: str, task_id: int, *, final: bool = False, without: Iterable[bytes] = ()) -> CutResult:
+    async def cut(
+        self,
+        folder: str,
+        task_id: int,
+        *,
+        final: bool = False,
+        without: Iterable[bytes] = (),
+        when_cut: Callable[[], None] = lambda: None,
+    ) -> CutResult:
         """Tries once to cut.
 
         Args:
@@ -78,6 +86,7 @@ class Cutting:
             task_id: id of the tasks that write the files.
             final: do not release; the caller renews the hold, and releases it.
             without: clients whose numbers may be unequal: nobody brings them level.
+            when_cut: called once the state is cut, before any shard goes on; what is applied from then on is not in it.
 
         Raises:
             StaleState: a hold ran out before (HOLD_EXPIRED); the metadata may name the clients that lacked numbers.
@@ -97,6 +106,7 @@ class Cutting:
             )
             result = _merged(hold_id, task_id, created, answers, frozenset(without))
             cut = True
+            when_cut()
             return result
         finally:
             if not cut:

@@ -6,12 +6,14 @@ import contextlib
 import logging
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
 import xxhash
 
 from shardam_proto.errors import BadOption, CheckpointDamaged, CheckpointFailed, UnknownCheckpoint
+from shardam_server.shard.checkpoints.folders import check_size
 from shardam_server.shard.checkpoints.manifest import CheckpointFile, Manifest
 
 logger = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ ID_BYTES = 16
 
 
 class Extras:
-    """The additions of one cluster's trainers; blocking, one call for one addition at a time.
+    """The additions of one cluster's trainers; blocking, from any thread.
 
     Args:
         folder: where the cluster's checkpoints lie.
@@ -37,6 +39,7 @@ class Extras:
 
     def __init__(self, folder: Path) -> None:
         self._uploads = folder / UPLOADS
+        self._writing = threading.Lock()
 
     def put(self, extra_id: bytes, offset: int, total_bytes: int, data: bytes) -> int:
         """Adds a part; returns the bytes that are there without a gap. A part that is there already is passed over.
@@ -53,7 +56,7 @@ class Extras:
             )
         try:
             self._uploads.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
+            with self._writing, path.open("ab") as file:  # a repeat may come while the first call still writes
                 size = file.tell()
                 if offset > size:
                     raise BadOption(f"a part at {offset} came after {size} bytes; send it from there")
@@ -121,7 +124,7 @@ def read_part(manifest: Manifest, folder: Path, rank: int, offset: int) -> tuple
 
     Raises:
         UnknownCheckpoint: this rank added nothing.
-        CheckpointDamaged: the file is missing, or has another size.
+        CheckpointDamaged: the file is missing, a link, or has another size.
     """
     file = manifest.extra.get(rank)
     if file is None:
@@ -131,13 +134,10 @@ def read_part(manifest: Manifest, folder: Path, rank: int, offset: int) -> tuple
             "or a schedule has no addition",
             metadata={"checkpoint": manifest.name, "rank": str(rank)},
         )
-    path = folder / file.name
+    path = check_size(folder, file)
     try:
         with path.open("rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            if size != file.size_bytes:
-                raise CheckpointDamaged(f"{path} has {size} bytes, its manifest says {file.size_bytes}")
-            opened.seek(offset)
-            return opened.read(PART_BYTES), size
+            opened.seek(min(offset, file.size_bytes))
+            return opened.read(PART_BYTES), file.size_bytes
     except OSError as error:
         raise CheckpointDamaged(f"{path} cannot be read ({error.strerror})") from error

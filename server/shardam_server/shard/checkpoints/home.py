@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 from shardam_proto.errors import BadOption, CheckpointFailed, CheckpointRunning, ShardamError, StepTimeout
@@ -186,11 +188,10 @@ class HomeCheckpoints:
                 self._check_name(request.name)
             if request.extra_id:
                 await asyncio.to_thread(self.extras.size, request.extra_id)
+                job = self._by_key.get(request.request_key) if request.request_key else None  # of a repeat meanwhile
+        if job is None:
             job = self._ask(request)
-            if request.request_key:
-                self._by_key[request.request_key] = job
-                for key in list(self._by_key)[:-MAX_KEYS]:
-                    del self._by_key[key]
+            self._remember(request.request_key, job)
         try:
             await asyncio.wait_for(job.under_way.wait(), wait_s)
         except TimeoutError:
@@ -198,6 +199,13 @@ class HomeCheckpoints:
         if job.error is not None:
             raise job.error
         return job
+
+    def _remember(self, request_key: bytes, job: Job) -> None:
+        """Has repeats of a request answered with its job."""
+        if request_key:
+            self._by_key[request_key] = job
+            for key in list(self._by_key)[:-MAX_KEYS]:
+                del self._by_key[key]
 
     def _check_name(self, name: str) -> None:
         check_name(name, "checkpoint name")
@@ -281,22 +289,30 @@ class HomeCheckpoints:
         self.jobs.begin(job, work, alone=False)
         return job
 
-    def restore(self, name: str, options: checkpoint_pb2.RestoreOptions, *, only_if_empty: bool) -> Job:
-        """Begins to replace the state by a checkpoint's.
+    def restore(self, request: checkpoint_pb2.RestoreCheckpointRequest) -> Job:
+        """Begins to replace the state by a checkpoint's; once for one key: by the time of a repeat others train on from it.
 
         Raises:
             CheckpointRunning: another job has to end first.
         """
-        job = Job(job_pb2.JOB_KIND_RESTORE, name)
+        known = self._by_key.get(request.request_key) if request.request_key else None
+        if known is not None:
+            return known
+        job = Job(job_pb2.JOB_KIND_RESTORE, request.name)
 
         async def work() -> None:
             job.report = await self._replacing.restoring.run(
-                name, options, only_if_empty=only_if_empty, report_progress=job.advance, alone=self.jobs.alone(job)
+                request.name,
+                request.options,
+                only_if_empty=request.only_if_empty,
+                report_progress=job.advance,
+                alone=self.jobs.alone(job),
             )
             job.checkpoint = job.report.name
 
         self.jobs.check_free()
         self.jobs.begin(job, work, alone=False)
+        self._remember(request.request_key, job)
         return job
 
     def reshard(self, num_shards: int) -> Job:
@@ -324,11 +340,22 @@ class HomeCheckpoints:
         self.catalogue.delete(name)
 
     def check_unused(self, name: str) -> None:
-        """Refuses to delete what a job uses.
+        """Refuses to delete what a job uses, or what shards go on from and have not loaded yet.
 
         Raises:
-            CheckpointRunning: a job uses it.
+            CheckpointRunning: it is used.
         """
+        folder = self.catalogue.folder / name
         for job in self.jobs.all():
-            if not job.ended.is_set() and job.checkpoint in (name, LATEST):
+            if not job.ended.is_set() and self._uses(job, folder):
                 raise CheckpointRunning(f"job {job.job_id} uses checkpoint {name!r}; try again once it has ended")
+        plan = self._shard.identity.plan
+        if plan is not None and not self._shard.is_serving and self.catalogue.root / plan.folder == folder:
+            raise CheckpointRunning(
+                f"the cluster goes on from checkpoint {name!r}, and not all shards have loaded it; try again once they serve"
+            )
+
+    def _uses(self, job: Job, folder: Path) -> bool:
+        """Whether a job uses a checkpoint's folder; which one a move has made is not told."""
+        named = {job.checkpoint, os.path.normpath(self.catalogue.root / job.checkpoint)}
+        return job.kind == job_pb2.JOB_KIND_RESHARD or bool(named & {LATEST, folder.name, str(folder)})

@@ -60,14 +60,14 @@ class _UnderWay:
 
     Attributes:
         name: name of its checkpoint.
-        task_id: the task that writes files, on each shard; the checkpoint's id.
         hold_id: the hold; zero: none yet.
+        task_id: the task that writes files, on each shard; the checkpoint's id. Of the hold.
         is_open: Redis was asked to decide, and whether it has is not known.
     """
 
     name: str
-    task_id: int
     hold_id: int = 0
+    task_id: int = 0
     is_open: bool = False
 
 
@@ -131,7 +131,7 @@ class Resharding:
         """
         incarnations = await self.check(num_shards)
         await self._cuts.refresh()
-        under_way = _UnderWay(await asyncio.to_thread(self._open, num_shards), random_63_bits())
+        under_way = _UnderWay(await asyncio.to_thread(self._open, num_shards))
         try:
             cut = await self._cut(under_way, report_progress)
             async with self._renewing(under_way.hold_id):
@@ -162,12 +162,12 @@ class Resharding:
         while True:
             report_progress(0, 0, "brings all shards to the same changes")
             try:
-                cut = await self._cutting.cut(folder, under_way.task_id, final=True, without=tries.without)
+                cut = await self._cutting.cut(folder, random_63_bits(), final=True, without=tries.without)
             except ShardamError as error:
                 await tries.wait_after(error)
                 await self._cuts.refresh()
             else:
-                under_way.hold_id = cut.hold_id
+                under_way.hold_id, under_way.task_id = cut.hold_id, cut.task_id
                 return cut
 
     @contextlib.asynccontextmanager
@@ -264,7 +264,8 @@ class Resharding:
         if under_way.is_open:
             logger.warning("this process ends before it is known whether the state has moved: each shard asks Redis")
             return
-        await self._cutting.give_up(under_way.hold_id, under_way.task_id)
+        if under_way.hold_id:  # a cut that failed has given up all of its own
+            await self._cutting.give_up(under_way.hold_id, under_way.task_id)
         await asyncio.to_thread(self._remove, under_way.name)
 
     def _remove(self, name: str) -> None:

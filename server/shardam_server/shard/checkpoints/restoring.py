@@ -257,14 +257,17 @@ class Restoring:
         """Decides the plan; tables that stay are brought to the same steps on all shards first.
 
         Raises:
+            RedisUnreachable: whether it is decided is not known; held shards ask Redis once their hold runs out.
             ShardamError: nothing is decided.
         """
-        hold_id = await self._level() if plan.keep else 0
+        hold_id, asked = await self._level() if plan.keep else 0, False
         try:
             tables = [*plans.schemas(checked.manifest, plan), *await self._kept_schemas(plan)]
+            asked = True
             await self._commit(plan, tables)
-        except BaseException:
-            if hold_id:
+        except BaseException as error:
+            unknown = asked and (isinstance(error, RedisUnreachable) or not isinstance(error, Exception))
+            if hold_id and not unknown:
                 await asyncio.shield(self._cutting.release(hold_id))
             raise
 

@@ -135,7 +135,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
     ) -> checkpoint_pb2.RestoreCheckpointResponse:
         """Begins to replace the state by a checkpoint's."""
         self._check(request.header)
-        job = self._checkpoints.restore(request.name, request.options, only_if_empty=request.only_if_empty)
+        job = self._checkpoints.restore(request)
         return checkpoint_pb2.RestoreCheckpointResponse(header=self._header(request.header), job=job.message())
 
     async def Reshard(  # noqa: N802 - the service's name

@@ -70,9 +70,12 @@ class Cuts:
         if request.renews:
             shard.holding.check(hold_id)
         shard.holding.hold(hold_id, MAX_HOLD_S, expired)  # its clock begins when what came before is applied
-        clients = await shard.sequencer.change(lambda: held_clients(list(shard.state.clients)))
+        try:
+            clients = await shard.sequencer.change(lambda: held_clients(list(shard.state.clients)))
+        finally:  # whoever asked may be dead by now, and then nobody else shortens it
+            if shard.holding.hold_id == hold_id:
+                shard.holding.hold(hold_id, request.hold_s, expired)
         shard.holding.check(hold_id)
-        shard.holding.hold(hold_id, request.hold_s, expired)
         return cut_pb2.HoldResponse(header=shard.header(request.header), clients=clients, root_id=root_id)
 
     async def advance(self, request: cut_pb2.AdvanceRequest) -> cut_pb2.AdvanceResponse:

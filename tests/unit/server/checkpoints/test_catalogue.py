@@ -283,3 +283,31 @@ def test_a_folder_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointFailed, match=r"file/oak cannot be used \(Not a directory.*--checkpoint-dir"):
         Catalogue(tmp_path / "file", CLUSTER).prepare()
+
+
+def test_the_next_one_is_the_newest_even_if_the_clock_was_put_back(catalogue: Catalogue) -> None:
+    assert catalogue.time_of_next(100.0) == 100.0
+    automatic(catalogue, 5000.0)
+    assert catalogue.time_of_next(6000.0) == 6000.0
+    newest = automatic(catalogue, catalogue.time_of_next(100.0))
+    latest = catalogue.latest()
+    assert latest is not None
+    assert latest.name == newest
+
+
+def test_a_folder_that_may_be_anybody_s_is_not_deleted(catalogue: Catalogue) -> None:
+    folder = catalogue.folder / "shard-0"
+    folder.mkdir()
+    (folder / "CURRENT").write_text("{}")
+    with pytest.raises(BadOption, match="no checkpoint"):
+        catalogue.delete("shard-0")
+    assert (folder / "CURRENT").exists()
+
+
+def test_what_lies_right_below_the_root_is_found_by_its_relative_folder(catalogue: Catalogue, root: Path) -> None:
+    manifest, folder = save(root, trained())
+    moved = folder.rename(root / "one")
+    _, found = catalogue.read(str(moved))
+    assert catalogue.read_relative(catalogue.relative(found)) == (manifest, moved)
+    with pytest.raises(UnknownCheckpoint, match="put it back"):
+        catalogue.read_relative("two")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -68,3 +69,32 @@ def test_a_rank_that_added_nothing_and_a_file_that_is_gone_are_named(tmp_path: P
         read_part(manifest({}), tmp_path, 1, 0)
     with pytest.raises(CheckpointDamaged, match=r"extra\.x"):
         read_part(manifest({1: CheckpointFile("extra.x", 3, "")}), tmp_path, 1, 0)
+
+
+def test_a_part_that_comes_twice_at_once_is_there_once(tmp_path: Path) -> None:
+    extras, part = Extras(tmp_path), bytes(100_000)
+    for number in range(50):
+        extra_id, ready = number.to_bytes(16, "big"), threading.Barrier(4)
+
+        def put(extra_id: bytes = extra_id, ready: threading.Barrier = ready) -> None:
+            ready.wait()
+            extras.put(extra_id, 0, 2 * len(part), part)
+
+        threads = [threading.Thread(target=put) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert extras.size(extra_id) == len(part)
+
+
+def test_a_link_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"abc")
+    (tmp_path / "extra.x").symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointDamaged, match="link"):
+        read_part(manifest({0: CheckpointFile("extra.x", 3, "")}), tmp_path, 0, 0)
+
+
+def test_behind_the_end_there_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / "extra.x").write_bytes(b"abc")
+    assert read_part(manifest({0: CheckpointFile("extra.x", 3, "")}), tmp_path, 0, 2**64 - 1) == (b"", 3)

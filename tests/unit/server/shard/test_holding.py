@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from shardam_proto.errors import ShardNotReady, StaleState
+from shardam_proto.errors import QueueFull, ShardNotReady, StaleState
 from shardam_server.shard.holding import Holding, Mark
+from shardam_server.shard.sequencer import Sequencer
 
 A, B = b"a" * 16, b"b" * 16
 
@@ -212,3 +213,21 @@ def test_no_other_hold_replaces_a_final_one() -> None:
         assert (holding.hold_id, applied.names) == (7, [])
 
     on_loop(test)
+
+
+def test_what_is_held_back_takes_room_as_what_is_queued_does() -> None:
+    async def run() -> None:
+        sequencer = Sequencer(100)
+        holding = Holding(sequencer.count_held)
+        applied = Applied(holding)
+        holding.hold(7, 60.0)
+        applied.run("a", num_bytes=60)
+        sequencer.check_room()
+        applied.run("b", num_bytes=40)
+        with pytest.raises(QueueFull, match="100 bytes"):
+            sequencer.check_room()
+        holding.release(7)
+        sequencer.check_room()
+        sequencer.close()
+
+    asyncio.run(run())
