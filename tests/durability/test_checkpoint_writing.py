@@ -163,7 +163,7 @@ def test_other_file_systems_are_copied_to(tmp_path: Path) -> None:
 
 def test_a_full_disk_of_the_checkpoints_is_named_with_the_bytes(disk: Path, tmp_path: Path) -> None:
     place = Place(disk / "root", tmp_path / "data")
-    with pytest.raises(CheckpointFailed, match=r"one has \d+ bytes free, shard 0 needs \d+ .*--checkpoint-dir") as error:
+    with pytest.raises(CheckpointFailed, match=r"one has \d+ bytes free, shard 0 needs \d+: .*--checkpoint-dir") as error:
         WriteCut(place.cut, place.terms(spare_bytes=DISK_BYTES)).run(Progress())
     assert error.value.metadata["folder"] == str(place.folder)
     place.assert_nothing_is_left()
