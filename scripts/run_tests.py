@@ -107,11 +107,14 @@ STAGES = (
     Stage("groups", 60, "groups", PARALLEL),
     Stage("transport", 120, "transport", PARALLEL),
     Stage("rest", 120, "integration", PARALLEL, pattern="test_rest_*.py"),
+    Stage("checkpoints", 150, "checkpoints", PARALLEL, exclude=("test_state_*.py",)),
+    Stage("restores", 150, "checkpoints", PARALLEL, pattern="test_state_*.py"),
     Stage("demo", 150, "demo", PARALLEL),
     Stage("deploy", 120, "deploy"),  # serial: a whole stack of processes at a time
     Stage("durability", 180, "durability"),  # serial: its threads and small disks should not wait for another file's
     # Serial from here on: they kill processes and measure who notices.
-    Stage("fault", 180, "fault", exclude=("test_exactly_once*.py", "test_group_*.py", "test_up_*.py")),
+    Stage("fault", 180, "fault", exclude=("test_exactly_once*.py", "test_group_*.py", "test_up_*.py", "test_checkpoint_*.py")),
+    Stage("checkpoint-faults", 180, "fault", pattern="test_checkpoint_*.py"),
     Stage("group-faults", 180, "fault", pattern="test_group_*.py"),
     Stage("up-faults", 120, "fault", pattern="test_up_*.py"),
     Stage("exactly-once", 180, "fault", pattern="test_exactly_once*.py"),

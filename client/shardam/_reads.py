@@ -20,8 +20,8 @@ from shardam._session import Session
 from shardam._shards import Shards, ShardsMoved
 from shardam._split import HEADER_BYTES, positions_by_shard
 from shardam._values import Rows, TableInfo
-from shardam_kernels.hashing import mix64
 from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_SCAN_ROWS
+from shardam_proto.routing import scan_keys
 from shardam_proto.v1 import common_pb2, embedding_pb2, row_pb2
 
 SECTION_BYTES = 64
@@ -179,8 +179,7 @@ class _Passed:
     def has(self, row_ids: Int64s) -> npt.NDArray[np.bool_]:
         """Says of each id whether the scan is past it."""
         owners = self.shards.route_map.shards_of(row_ids)
-        values = row_ids.view(np.uint64)
-        keys = mix64(values) if self.info.spec.num_embeddings is None else values
+        keys = scan_keys(row_ids, bounded=self.info.spec.num_embeddings is not None)
         found: npt.NDArray[np.bool_] = (owners < self.index) | ((owners == self.index) & (keys < np.uint64(self.next_key)))
         return found
 

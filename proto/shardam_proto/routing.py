@@ -26,6 +26,12 @@ def buckets_of(row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return (mix64(row_ids.view(np.uint64)) >> np.uint64(_BUCKET_SHIFT)).astype(np.int64)
 
 
+def scan_keys(row_ids: npt.NDArray[np.int64], *, bounded: bool) -> npt.NDArray[np.uint64]:
+    """Returns each id's place in the order in which a shard scans a table: by its mixed value, or by itself where bounded."""
+    values = row_ids.view(np.uint64)
+    return values if bounded else mix64(values)
+
+
 @dataclasses.dataclass(frozen=True)
 class RouteMap:
     """Bucket to shard: shard i owns the buckets b with floor(b * num_shards / 4096) = i.

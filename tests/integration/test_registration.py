@@ -106,6 +106,13 @@ def test_no_lineage_is_recorded_before_the_cluster_has_formed(registration: Regi
     assert registration.read_shared().lineages == {}
 
 
+def test_no_mark_is_recorded_without_a_lineage(registration: Registration) -> None:
+    entry = dataclasses.replace(OWNER.entry, lineage=0, ready=False)
+    assert registration.claim(dataclasses.replace(FORMED, entry=entry)).lease is Lease.HELD
+    shared = registration.read_shared()
+    assert (shared.lineages, shared.marks) == ({}, {})
+
+
 def test_a_lineage_yields_to_the_one_that_redis_knows_even_of_a_process_that_had_the_name_before(
     registration: Registration,
 ) -> None:

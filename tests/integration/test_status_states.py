@@ -125,8 +125,8 @@ def test_a_journal_that_stops_changes_is_missing_and_exit_status_1(
 
 
 def workers_part(text: str) -> list[str]:
-    """Returns the lines between the shards and the verdict."""
-    return text.split("\n\n")[-2].splitlines()
+    """Returns the lines between the shards and the checkpoints."""
+    return text.split("\n\n")[-3].splitlines()
 
 
 def test_workers_are_a_table_with_the_ranks_that_a_group_waits_for(valkey: Valkey, shards: FakeCluster) -> None:

@@ -120,14 +120,16 @@ class Membership:
         identity, kept = self._shard.identity, self._shard.kept
         cluster = identity.require_cluster()
         same = self._is_ours(shared)
+        entry = self._entry()
+        lineage = entry.lineage  # looked at once: it begins on the event loop's thread, whenever a new state is kept
         return Claim(
-            entry=self._entry(),
+            entry=entry,
             lease_s=self._lease_s,
             cluster=cluster,
             route_map=identity.route_map,
-            lineages=self._seen.missing_from(shared.lineages, without_own=identity.lineage != 0) if same else {},
+            lineages=self._seen.missing_from(shared.lineages, without_own=lineage != 0) if same else {},
             has_folder=taking and kept.live,
-            change_number=self._kept_change() if identity.lineage else None,
+            change_number=self._kept_change() if lineage else None,
             accepts_loss=taking and self._accepts_loss,
             marks=self._seen.marks_missing_from(shared.marks) if same else {},
             timeline=identity.timeline,

@@ -33,7 +33,7 @@ for i = 17, marks - 1, 2 do redis.call('HSETNX', KEYS[4], ARGV[i], ARGV[i + 1]) 
 for i = marks, #ARGV, 2 do redis.call('HSETNX', KEYS[5], ARGV[i], ARGV[i + 1]) end
 if ARGV[11] ~= '' then
   if ARGV[7] ~= '' then redis.call('HSET', KEYS[4], ARGV[6], ARGV[7]) end
-  if ARGV[8] ~= '' then redis.call('HSET', KEYS[5], ARGV[6], ARGV[7] .. ':' .. ARGV[8]) end
+  if ARGV[7] ~= '' and ARGV[8] ~= '' then redis.call('HSET', KEYS[5], ARGV[6], ARGV[7] .. ':' .. ARGV[8]) end
   if not map or cjson.decode(map).epoch < tonumber(ARGV[12]) then redis.call('SET', KEYS[3], ARGV[11]) end
 end
 return answer('held')

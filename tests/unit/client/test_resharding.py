@@ -27,6 +27,9 @@ from shardam.errors import ClusterRestored, QueueFull, RowLimit, ShardLost, Shar
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import job_pb2
 
+SHORT_TIMEOUT_S = 4.0
+"""For tests that outlast a time-out: a busy machine answers within it."""
+
 LATE = (QueueFull, ShardNotReady, ShardUnreachable)
 """What is raised when faults, or a slow machine, took more than the time-out."""
 
@@ -153,7 +156,7 @@ def test_a_refused_push_is_refused_once_whatever_shards_close_its_number(client:
 
 
 def test_a_move_that_takes_long_does_not_use_up_the_time_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_client(2, shard_timeout_s=1.0) as client, resharding(client, monkeypatch) as moves:
+    with scripted_client(2, shard_timeout_s=SHORT_TIMEOUT_S) as client, resharding(client, monkeypatch) as moves:
         client.push(0)
         last = moves.hold()
         results: list[BaseException | None] = []
@@ -167,8 +170,8 @@ def test_a_move_that_takes_long_does_not_use_up_the_time_for_an_answer(monkeypat
 
         pushing = threading.Thread(target=push)
         pushing.start()
-        first = min(client.shards, key=lambda shard: shard.fired["held"])
-        wait_for("held for more than the time-out", lambda: first.fired["held"] > 8)
+        began = time.monotonic()
+        wait_for("more than the time-out", lambda: time.monotonic() > began + 1.5 * SHORT_TIMEOUT_S or bool(results))
         shards = moves.new_shards(4, last)
         moves.registry.view = view_of(shards)
         moves.registry.view.shards.pop(2)
@@ -192,7 +195,7 @@ class Gated(collections.deque[Fault]):
 
 
 def test_shards_that_hold_changes_back_and_say_nothing_are_waited_for_while_home_moves_the_cluster() -> None:
-    with scripted_client(2, shard_timeout_s=1.0) as client:
+    with scripted_client(2, shard_timeout_s=SHORT_TIMEOUT_S) as client:
         client.push(0)
         gate = threading.Event()
         for shard in client.shards:
@@ -210,7 +213,7 @@ def test_shards_that_hold_changes_back_and_say_nothing_are_waited_for_while_home
         pushing = threading.Thread(target=push)
         pushing.start()
         began = time.monotonic()
-        wait_for("twice the time-out", lambda: time.monotonic() > began + 2.0 or bool(results))
+        wait_for("more than the time-out", lambda: time.monotonic() > began + 1.5 * SHORT_TIMEOUT_S or bool(results))
         gate.set()
         pushing.join(60)
         assert results == ["applied"]

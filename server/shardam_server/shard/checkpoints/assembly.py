@@ -20,6 +20,7 @@ from shardam_server.shard.checkpoints.final_holds import FinalHolds
 from shardam_server.shard.checkpoints.home import HomeCheckpoints, Replacing, Schedule
 from shardam_server.shard.checkpoints.leaving import Leaving
 from shardam_server.shard.checkpoints.loading import load
+from shardam_server.shard.checkpoints.plans import needed_folder
 from shardam_server.shard.checkpoints.resharding import Resharding
 from shardam_server.shard.checkpoints.restoring import Restoring
 from shardam_server.shard.checkpoints.tasks import Progress
@@ -89,7 +90,15 @@ class Checkpoints:
         restoring = Restoring(shard, self._registration, peer_cuts, cutting, catalogue, self.adoption)
         resharding = Resharding(shard, self._registration, peer_cuts, cutting, creation, catalogue)
         schedule = Schedule(settings.checkpoint_every_s, settings.step_timeout_s)
-        return HomeCheckpoints(shard, catalogue, extras, creation, cutting, Replacing(restoring, resharding), schedule)
+        return HomeCheckpoints(
+            shard,
+            catalogue,
+            extras,
+            creation,
+            cutting,
+            Replacing(restoring, resharding, lambda: needed_folder(self._registration)),
+            schedule,
+        )
 
     async def check_folder(self) -> None:
         """Looks whether checkpoints can be written, before anyone relies on them.

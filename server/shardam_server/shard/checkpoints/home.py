@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from shardam_proto.errors import BadOption, CheckpointFailed, CheckpointRunning, ShardamError, StepTimeout
@@ -53,8 +54,9 @@ class Restores(Protocol):
         *,
         only_if_empty: bool,
         report_progress: ReportProgress,
+        alone: AbstractAsyncContextManager[None],
     ) -> job_pb2.RestoreReport:
-        """Does it; raises ShardamError where nothing was replaced."""
+        """Does it; raises ShardamError where nothing was replaced. `alone` is entered until it is decided."""
         ...
 
 
@@ -73,10 +75,12 @@ class Replacing:
     Attributes:
         restoring: by a checkpoint's.
         resharding: by the same one on other shards.
+        needed_folder: returns the folder, relative to the root folder, that shards have not all loaded yet; blocking.
     """
 
     restoring: Restores
     resharding: Reshards
+    needed_folder: Callable[[], str | None]
 
 
 class HomeCheckpoints:
@@ -287,11 +291,12 @@ class HomeCheckpoints:
 
         async def work() -> None:
             job.report = await self._replacing.restoring.run(
-                name, options, only_if_empty=only_if_empty, report_progress=job.advance
+                name, options, only_if_empty=only_if_empty, report_progress=job.advance, alone=self.jobs.alone(job)
             )
             job.checkpoint = job.report.name
 
-        self.jobs.begin(job, work, alone=True)
+        self.jobs.check_free()
+        self.jobs.begin(job, work, alone=False)
         return job
 
     def reshard(self, num_shards: int) -> Job:
@@ -314,6 +319,8 @@ class HomeCheckpoints:
         """
         if name == LATEST:
             raise BadOption("name the checkpoint to delete; `shardam checkpoint list` shows them")
+        if self._replacing.needed_folder() == self.catalogue.relative(self.catalogue.resolve(name)):
+            raise CheckpointRunning(f"checkpoint {name!r} is being restored, and not all shards have loaded it yet")
         self.catalogue.delete(name)
 
     def check_unused(self, name: str) -> None:

@@ -87,6 +87,19 @@ async def commit(
         )
 
 
+def needed_folder(registration: Registration) -> str | None:
+    """Returns the folder of the last plan's checkpoint while a shard has not loaded it; None: all have. Blocking.
+
+    Raises:
+        RedisUnreachable: Redis does not answer.
+    """
+    shared = registration.read_shared()
+    plan = shared.plan
+    if plan is None or all(index in shared.lineages for index in range(plan.num_shards)):
+        return None
+    return plan.folder
+
+
 async def is_decided(registration: Registration, plan: Plan) -> bool:
     """Whether a plan is decided, or a later one.
 

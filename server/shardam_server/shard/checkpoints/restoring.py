@@ -9,9 +9,11 @@ import asyncio
 import dataclasses
 import logging
 import time
+from contextlib import AbstractAsyncContextManager
 
 from shardam_proto.errors import (
     CheckpointDamaged,
+    CheckpointFailed,
     CheckpointMismatch,
     RedisUnreachable,
     ShardamError,
@@ -104,16 +106,21 @@ class Restoring:
         *,
         only_if_empty: bool,
         report_progress: ReportProgress,
+        alone: AbstractAsyncContextManager[None],
     ) -> job_pb2.RestoreReport:
         """Does it, and returns once all shards serve the new state.
+
+        Once it is decided another restore may begin, which takes its place: files may be gone by then that shards still need.
 
         Args:
             name: the checkpoint's name, "latest", or a path below the root folder.
             options: what it may leave out.
             only_if_empty: refuse a cluster that has tables.
             report_progress: is told how far it is.
+            alone: entered until it is decided; no other job changes checkpoints or state meanwhile.
 
         Raises:
+            CheckpointFailed: it was decided, and another restore took its place before all shards had loaded it.
             CheckpointMismatch, SchemaMismatch: the tables do not fit.
             CheckpointDamaged, UnknownCheckpoint, VersionMismatch: the checkpoint cannot be used.
             ShardNotReady, ShardLost: a shard is not there, or lacks rows that are to stay.
@@ -122,14 +129,15 @@ class Restoring:
         shard = self._shard
         shard.identity.require_home("checkpoints are restored by")
         shard.tenure.check()
-        report_progress(0, 0, "checks the checkpoint")
-        checked = await self._check(name, options, only_if_empty=only_if_empty)
-        await self._check_files(checked, report_progress)
-        plan = self._plan(checked, options)
-        report_progress(checked.manifest.size_bytes, checked.manifest.size_bytes, "decides")
-        await self._decide(plan, checked)
-        logger.warning("restores checkpoint %s: the state so far is given up", checked.folder)
-        self._adoption.notice(plan)
+        async with alone:
+            report_progress(0, 0, "checks the checkpoint")
+            checked = await self._check(name, options, only_if_empty=only_if_empty)
+            await self._check_files(checked, report_progress)
+            plan = self._plan(checked, options)
+            report_progress(checked.manifest.size_bytes, checked.manifest.size_bytes, "decides")
+            await self._decide(plan, checked)
+            logger.warning("restores checkpoint %s: the state so far is given up", checked.folder)
+            self._adoption.notice(plan)
         await self._tell(plan)
         await self._until_served(plan, report_progress)
         return _report(checked, plan)
@@ -301,11 +309,20 @@ class Restoring:
         while shard.identity.is_before(plan) or not shard.is_serving:
             load = self._adoption.progress
             report_progress(load.done_bytes, load.total_bytes, f"waits for {shard.waiting_for or 'home to serve again'}")
+            self._check_newest(plan)
             if shard.lost_because:
                 raise ShardLost(shard.lost_because, metadata={"shard": str(shard.identity.index)})
             await asyncio.sleep(POLL_S)
+        self._check_newest(plan)
         report_progress(load.done_bytes, load.total_bytes, "waits for all shards to serve")
         await self._until_all_ready()
+
+    def _check_newest(self, plan: Plan) -> None:
+        newest = self._shard.identity.plan
+        if newest is not None and newest.is_ahead_of(plan.timeline, plan.epoch):
+            raise CheckpointFailed(
+                f"another restore, of {newest.folder}, took its place before all shards had loaded {plan.folder}"
+            )
 
     async def _until_all_ready(self) -> None:
         """Waits until the other shards serve, too; one that died meanwhile has the state, and is not waited for long."""

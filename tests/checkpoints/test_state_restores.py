@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,20 +11,25 @@ from pathlib import Path
 import pytest
 from shardam_testing.gated_loads import GATE
 from shardam_testing.processes import Shards, running_shards
-from shardam_testing.pushing import flush, is_lost, wait_serving
+from shardam_testing.pushing import flush, is_lost, reason_of, wait_serving
+from shardam_testing.raw_client import raw_client
 from shardam_testing.restoring import (
     begin_restore,
     create,
+    header,
+    home_checkpoints,
     make_checkpoint,
     restored,
     table_state,
     train,
+    wait_ended,
     wait_until,
 )
 
-from shardam_proto.registry import Keys, Plan
+from shardam_proto.channels import call
+from shardam_proto.registry import Keys, Plan, ShardEntry
 from shardam_proto.schema import TableSpec
-from shardam_proto.v1 import common_pb2
+from shardam_proto.v1 import checkpoint_pb2, common_pb2, job_pb2, shard_pb2
 
 GATED = "shardam_testing.gated_loads"
 
@@ -126,3 +132,57 @@ def test_a_redis_emptied_after_the_decision_is_told_of_it_again(tmp_path: Path) 
         wait_until("the plan to be back", lambda: plan_of(shards) == decided)
         shards.wait_ready()
         assert table_state(shards, "t") == saved
+
+
+@pytest.mark.case("C139")
+def test_a_shard_that_loads_a_checkpoint_is_live_and_not_ready(tmp_path: Path) -> None:
+    with trained_shards(tmp_path, GATED) as (shards, _, name, saved):
+        with raw_client(shards.view()) as raw:
+            with restore_at_the_gate(shards, name, tmp_path):
+                for entry in shards.view().shards.values():
+                    assert not entry.ready
+                    assert http_status(entry, "/healthz") == 200
+                    assert http_status(entry, "/readyz") == 503
+                status = raw.status()
+                assert status.state == shard_pb2.SERVING_STATE_STARTING
+                assert name in status.waiting_for
+                assert reason_of(raw.open) == "NOT_READY"  # retryable: a worker waits
+            shards.wait_ready()
+        assert all(http_status(entry, "/readyz") == 200 for entry in shards.view().shards.values())
+        assert table_state(shards, "t") == saved
+
+
+def test_a_decided_restore_whose_files_are_gone_is_followed_by_another_one(tmp_path: Path) -> None:
+    with trained_shards(tmp_path, GATED) as (shards, table, name, saved):
+        other = make_checkpoint(shards)
+        later = table_state(shards, "t")
+        gate = tmp_path / "checkpoints" / shards.cluster / GATE
+        gate.touch()
+        job = begin_restore(shards, name)
+        wait_until("the plan to be decided", lambda: plan_of(shards) is not None)
+        assert reason_of(lambda: delete(shards, name)) == "CHECKPOINT_RUNNING"
+        for path in (tmp_path / "checkpoints" / shards.cluster / name).glob("shard-1-*"):
+            path.unlink()
+        gate.unlink()
+        with raw_client(shards.view(), 1) as raw:
+            wait_until("the loss to be said", lambda: "is missing" in raw.status().waiting_for)
+        restored(shards, other)
+        assert table_state(shards, "t") == later != saved
+        ended = wait_ended(shards, job)
+        assert (ended.state, ended.reason) == (job_pb2.JOB_STATE_FAILED, "CHECKPOINT_FAILED")
+        assert "another restore" in ended.problem
+        train(shards, table, 1)
+
+
+def delete(shards: Shards, name: str) -> None:
+    with home_checkpoints(shards) as stub:
+        request = checkpoint_pb2.DeleteCheckpointRequest(header=header(), name=name)
+        call(stub.DeleteCheckpoint, request, timeout_s=10.0, token=None, peer="home")
+
+
+def http_status(entry: ShardEntry, path: str) -> int:
+    """What a shard's own listener answers."""
+    connection = http.client.HTTPConnection(entry.http_address, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        return connection.getresponse().status
