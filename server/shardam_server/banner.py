@@ -23,6 +23,7 @@ class Banner:
         requires_token: True: workers need SHARDAM_TOKEN.
         data_dir: folder that keeps the shards' state; None: memory only.
         journal: how they keep changes: off, write or fsync.
+        checkpoints: where checkpoints lie, and when the cluster makes them, in words; None: there are none.
     """
 
     cluster: str
@@ -33,6 +34,7 @@ class Banner:
     requires_token: bool
     data_dir: Path | None
     journal: str
+    checkpoints: str | None = None
 
     def as_json(self) -> str:
         """Returns one JSON line: redis_url, cluster, admin_url, data_dir, journal, shards (index, address, http_address, pid).
@@ -70,6 +72,7 @@ class Banner:
             f"  cluster = shardam.connect({name})",
             "",
             describe_durability(self.data_dir, self.journal),
+            *([] if self.checkpoints is None else [self.checkpoints]),
             *(["The private Redis is for this machine; workers elsewhere need --redis."] if self.private_redis else []),
             "Stop with Ctrl-C (drains; a second Ctrl-C kills).",
             "",

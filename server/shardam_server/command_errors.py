@@ -19,6 +19,13 @@ class UsageError(CommandError):
     exit_code = 2
 
 
+class Interrupted(CommandError):
+    """Ctrl-C ended the wait for something that goes on by itself."""
+
+    exit_code = 130
+    """128 + SIGINT, as shells count."""
+
+
 class PortInUse(CommandError):
     """The port that a process is to listen on is taken, or may not be bound."""
 

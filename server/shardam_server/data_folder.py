@@ -100,6 +100,22 @@ def describe_durability(data_dir: Path | None, journal: str) -> str:
     return f"Rows and moments are kept in {data_dir} (journal: {journal}): {promise}."
 
 
+def describe_checkpoints(root: Path | None, every_s: float, keep: int) -> str | None:
+    """Says where checkpoints lie and when they are made; None: there are none.
+
+    Args:
+        root: their root folder.
+        every_s: seconds between two that the cluster makes by itself; 0: none.
+        keep: how many without a name of their own stay; 0: all.
+    """
+    if root is None:
+        return None
+    if not every_s:
+        return f"Checkpoints lie in {root}: `shardam checkpoint create` makes one, --checkpoint-every-s makes them by itself."
+    stay = "all stay" if not keep else f"the last {keep} stay"
+    return f"Checkpoints lie in {root}: one every {every_s:g} s, of which {stay}; `shardam checkpoint list` shows them."
+
+
 def aftermath_of_a_kill(index: int, data_dir: Path | None, journal: str) -> str:
     """Says what the death of a shard that served means for its rows, for the line that reports it.
 

@@ -192,7 +192,9 @@ class Demo:
         try:
             self._follow_workers()
         except Stopped:
-            if self._checkpoint_root is not None and self._to_show is not None and WORKERS in self._children:
+            if self._checkpoint_root is not None and self._to_show is None:
+                self._report.line("training had not begun, so this makes no checkpoint")
+            elif self._checkpoint_root is not None and WORKERS in self._children:
                 self._stop_with_checkpoint()
             raise
 

@@ -11,7 +11,7 @@ from shardam_proto.v1 import checkpoint_pb2, job_pb2
 from shardam_server.admin.shard_calls import ShardCalls
 from shardam_server.checkpoint_words import FAILED, has_ended, job_state, job_words, kind_word
 from shardam_server.cluster_calls import HOME, REQUEST_ID
-from shardam_server.command_errors import CommandError
+from shardam_server.command_errors import CommandError, Interrupted
 
 POLL_S = 0.25
 """Between two looks at a job: a line that moves four times a second seems to move by itself."""
@@ -77,6 +77,7 @@ def follow(calls: ShardCalls, job: job_pb2.Job, progress: Progress) -> job_pb2.J
 
     Raises:
         ShardamError: home did not answer in that time, or does not know the job: it has been started again since.
+        Interrupted: Ctrl-C; the job goes on.
     """
     heard_at = time.monotonic()
     try:
@@ -91,6 +92,11 @@ def follow(calls: ShardCalls, job: job_pb2.Job, progress: Progress) -> job_pb2.J
                     raise
             else:
                 heard_at = time.monotonic()
+    except KeyboardInterrupt as error:
+        subject = f"{kind_word(job)} of checkpoint {job.checkpoint!r}" if job.checkpoint else kind_word(job)
+        raise Interrupted(
+            f"interrupted, but {subject} goes on in the cluster as job {job.id}: `shardam checkpoint jobs` shows how it ends"
+        ) from error
     finally:
         progress.end()
     return job

@@ -18,7 +18,7 @@ from shardam_proto.errors import InvalidArgument, RedisUnreachable, ShardamError
 from shardam_proto.limits import PROTOCOL_VERSION
 from shardam_proto.registry import ClusterView, Keys, ShardEntry, connect_redis, read_cluster
 from shardam_proto.v1 import checkpoint_pb2, checkpoint_pb2_grpc, common_pb2, job_pb2
-from shardam_server.command_errors import CommandError
+from shardam_server.command_errors import CommandError, Interrupted
 from shardam_server.redis_errors import redis_unreachable
 from shardam_server.reshard_settings import ReshardSettings
 
@@ -80,8 +80,14 @@ class _Move:
         )
         if not settings.wait:
             return 0
-        self._follow_job(former, job_id)
-        self._wait_for_shards(former)
+        try:
+            self._follow_job(former, job_id)
+            self._wait_for_shards(former)
+        except KeyboardInterrupt as error:
+            raise Interrupted(
+                f"interrupted, but the move to {settings.shards} shards goes on in the cluster: `shardam status` and "
+                "`shardam checkpoint jobs` show it"
+            ) from error
         self._say(f"cluster {settings.cluster!r} serves on {settings.shards} shards")
         return 0
 

@@ -17,7 +17,7 @@ from shardam_server.bind import check_bind, check_port_free, free_port, join_add
 from shardam_server.child_commands import ChildCommands
 from shardam_server.children import Child, Console
 from shardam_server.command_errors import CommandError, UsageError
-from shardam_server.data_folder import check_not_held, prepare_data_dir
+from shardam_server.data_folder import check_not_held, describe_checkpoints, prepare_data_dir
 from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_stdin
 from shardam_server.logs import configure_logging, secrets_of
@@ -174,6 +174,7 @@ class _Cluster:
             requires_token=settings.token is not None,
             data_dir=settings.data_dir,
             journal=settings.journal_mode,
+            checkpoints=describe_checkpoints(settings.checkpoint_root, settings.checkpoint_every_s, settings.checkpoint_keep),
         )
         self._announced = True
         sys.stdout.write((banner.as_json() if settings.as_json else banner.as_text()) + "\n")

@@ -127,6 +127,17 @@ def test_a_table_that_the_checkpoint_lacks_is_a_reason_to_refuse_and_named(front
 
 
 @pytest.mark.case("C082")
+def test_a_checkpoint_that_lacks_a_file_is_listed_as_not_complete_with_the_file(
+    fronts: Fronts, table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fronts.shardam(capsys, "checkpoint", "create", "--name", "short")
+    file = fronts.root / "test" / "short" / "shard-1-of-2-000.rows"
+    file.unlink()
+    assert f"not complete: {file} is damaged: it is missing" in fronts.shardam(capsys, "checkpoint", "list")
+    assert f"not complete: {file} is damaged: it is missing" in fronts.shardam(capsys, "checkpoint", "show", "short")
+    fronts.shardam(capsys, "checkpoint", "delete", "short", "--yes")
+
+
 def test_two_requests_at_once_both_lead_to_a_full_set(fronts: Fronts, table: str) -> None:
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: fronts.rest.post("/v1/checkpoints"), range(2)))

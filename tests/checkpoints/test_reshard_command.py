@@ -215,3 +215,16 @@ def test_a_wait_that_takes_too_long_ends_and_says_that_the_move_goes_on(
     stage.home.jobs = [running("writes files")]
     assert stage.run("--shards", "3", "--wait-s", "0.3") == 1
     assert "waited for 0.3 s (--wait-s): job 7a of home goes on" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_wait_and_says_that_the_move_goes_on(
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(move: object, state: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shardam_server.reshard_command._Move._pause", interrupt)
+    stage.put(2, 100)
+    stage.home.jobs = [running("writes files")]
+    assert stage.run("--shards", "3") == 130
+    assert "the move to 3 shards goes on in the cluster" in capsys.readouterr().err

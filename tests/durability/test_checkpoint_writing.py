@@ -157,13 +157,14 @@ def test_other_file_systems_are_copied_to(tmp_path: Path) -> None:
     work = place.write(operations)
     assert operations.failed["rename"] > 2
     assert list((tmp_path / "data").iterdir()) == []
+    (place.folder / "manifest.json").unlink()  # the files of a whole checkpoint would stay
     work.discard()
-    assert [path.name for path in place.folder.iterdir()] == ["manifest.json"]
+    assert list(place.folder.iterdir()) == []
 
 
 def test_a_full_disk_of_the_checkpoints_is_named_with_the_bytes(disk: Path, tmp_path: Path) -> None:
     place = Place(disk / "root", tmp_path / "data")
-    with pytest.raises(CheckpointFailed, match=r"one has \d+ bytes free, shard 0 needs \d+ .*--checkpoint-dir") as error:
+    with pytest.raises(CheckpointFailed, match=r"one has \d+ bytes free, shard 0 needs \d+: .*--checkpoint-dir") as error:
         WriteCut(place.cut, place.terms(spare_bytes=DISK_BYTES)).run(Progress())
     assert error.value.metadata["folder"] == str(place.folder)
     place.assert_nothing_is_left()

@@ -120,7 +120,7 @@ WRONG = {
 
 def test_an_unknown_table_is_answered_with_where_the_known_ones_are(fronts: Fronts) -> None:
     detail = fronts.rest.get("/v1/tables/nothing").json()["detail"]
-    assert detail == "no table is called 'nothing'; GET /v1/tables lists what there is"
+    assert detail == "no table is called 'nothing'; `shardam table list` or GET /v1/tables shows what there is"
 
 
 def tables_of(fronts: Fronts) -> list[str]:

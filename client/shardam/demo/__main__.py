@@ -65,10 +65,11 @@ def main(arguments: list[str]) -> int:
     try:
         dist.init_process_group("gloo")
         terms = Terms(options.checkpoints, options.checkpoint_every, options.resume, stop)
+        run = Run(ClickData.load(options.dataset), options.epochs, options.seed, terms)
         if options.resume is not None:
-            restore_cluster(options.resume, options.cluster)
+            restore_cluster(options.resume, options.cluster, run.identity(options.mode))
         with shardam.connect(cluster=options.cluster, mode=options.mode) as cluster:  # in a group: rank and size are torchrun's
-            worker = Worker(Run(ClickData.load(options.dataset), options.epochs, options.seed, terms), cluster)
+            worker = Worker(run, cluster)
             stop.start_training()
             worker.run()
         dist.destroy_process_group()

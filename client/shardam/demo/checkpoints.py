@@ -94,18 +94,21 @@ class Identity:
             )
 
 
-def restore_cluster(name: str, cluster: str) -> None:
+def restore_cluster(name: str, cluster: str, identity: Identity) -> None:
     """Replaces the cluster's state by a checkpoint's, on rank 0 while the others wait; call it on all, before they connect.
 
     Args:
         name: the checkpoint.
         cluster: the cluster's name.
+        identity: of this run; one that differs is refused while the cluster still has its state.
 
     Raises:
+        CheckpointMismatch: on rank 0, as read_addition.
         ShardamError: on rank 0, why it cannot be restored.
     """
     if dist.get_rank() == 0:
         with shardam.connect(cluster=cluster) as client:
+            read_addition(client, name, identity)
             client.restore(name)
     dist.barrier()
 

@@ -37,6 +37,15 @@ class Run:
     seed: int
     terms: Terms
 
+    def identity(self, mode: str) -> Identity:
+        """Returns what a checkpoint must have in common with this run; of all ranks the same.
+
+        Raises:
+            BadOption: there are more workers than samples of a step.
+        """
+        batch_size = choose_batch_size(self.data.num_train, dist.get_world_size())
+        return Identity.of(self.data, self.seed, batch_size, mode)
+
 
 class Worker:
     """One rank of the run.
@@ -58,7 +67,7 @@ class Worker:
         workers = dist.get_world_size()
         self._train, self._test = split(run.data, run.data.row_ids)
         self._share = Share(self._rank, workers, choose_batch_size(len(self._train), workers))
-        self._identity = Identity.of(run.data, run.seed, self._share.batch_size, cluster.mode)
+        self._identity = run.identity(cluster.mode)
         self._fields = ShardedFields(run.data.fields, cluster)
         torch.manual_seed(run.seed)
         self._tower = DenseTower(len(run.data.fields), run.data.dense.shape[1])

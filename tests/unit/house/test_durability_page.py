@@ -39,7 +39,7 @@ def test_a_default_is_the_programs(field: str) -> None:
 
 
 def test_the_pages_refer_to_each_other_and_to_files_that_exist() -> None:
-    for page in ("durability.md", "deploy.md", "workers.md", "checkpoints.md"):
+    for page in ("durability.md", "deploy.md", "workers.md", "checkpoints.md", "tables.md"):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
         assert [link for link in links if not (ROOT / "docs" / link).exists()] == []

@@ -12,7 +12,7 @@ from shardam_proto.registry import ShardEntry
 from shardam_server.banner import Banner
 from shardam_server.child_commands import ChildCommands
 from shardam_server.command_errors import UsageError
-from shardam_server.data_folder import aftermath_of_a_kill, describe_durability, prepare_data_dir
+from shardam_server.data_folder import aftermath_of_a_kill, describe_checkpoints, describe_durability, prepare_data_dir
 from shardam_server.flags import parse_settings
 from shardam_server.settings import ShardSettings, UpSettings
 
@@ -92,6 +92,20 @@ def test_the_banner_says_where_rows_live_and_what_a_kill_costs(data_dir: Path | 
     assert line in banner.as_text().splitlines()
     said = json.loads(banner.as_json())
     assert (said["data_dir"], said["journal"]) == (None if data_dir is None else str(FOLDER), journal)
+
+
+@pytest.mark.parametrize(
+    ("every_s", "keep", "words"),
+    [(0.0, 5, "`shardam checkpoint create`"), (900.0, 3, "one every 900 s, of which the last 3 stay"), (9.0, 0, "all stay")],
+)
+def test_the_banner_says_where_checkpoints_lie_and_when_they_are_made(every_s: float, keep: int, words: str) -> None:
+    line = describe_checkpoints(FOLDER, every_s, keep)
+    assert line is not None
+    assert str(FOLDER) in line
+    assert words in line
+    banner = Banner("default", REDIS, True, "http://127.0.0.1:8080", [], False, FOLDER, "write", line)
+    assert line in banner.as_text().splitlines()
+    assert describe_checkpoints(None, 0.0, 5) is None
 
 
 @pytest.mark.parametrize(

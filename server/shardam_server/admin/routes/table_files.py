@@ -24,10 +24,17 @@ router = APIRouter(tags=["tables"])
 
 Format = Annotated[Literal["safetensors", "npz"], Query(description="form of the file")]
 
+FormatOfBody = Annotated[
+    Literal["safetensors", "npz"] | None, Query(description="form of the file; without it the one that its first bytes tell")
+]
+
 ONE_MOMENT_HEADER = "X-One-Moment"
 """false where the table was changed while it was read."""
 
 _TYPES = {"safetensors": SAFETENSORS_TYPES[0], "npz": "application/zip"}
+_ZIP_MAGIC = b"PK\x03\x04"
+"""First bytes of an npz; as a safetensors file's they would say that its header has 67 MB or more."""
+
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _FILE_ANSWER: dict[int | str, dict[str, object]] = {200: {"content": dict.fromkeys(_TYPES.values(), _BINARY)}}
 _FILE_BODY: dict[str, object] = {"requestBody": {"required": True, "content": {"application/octet-stream": _BINARY}}}
@@ -60,14 +67,19 @@ def export_one_table(
     return FileResponse(path, media_type=_TYPES[format], filename=path.name, headers=headers, background=sent)
 
 
-async def _received(request: Request, format: Format = "safetensors") -> AsyncIterator[Path]:  # noqa: A002 - as above
+async def _received(
+    request: Request,
+    format: FormatOfBody = None,  # noqa: A002 - as above
+) -> AsyncIterator[Path]:
     """Keeps the body in a file for as long as the request is handled."""
     with tempfile.TemporaryDirectory(prefix="shardam-import-") as folder:
-        path = Path(folder) / f"body.{format}"
+        path = Path(folder) / "body"
         with path.open("wb") as file:
             async for chunk in request.stream():
                 file.write(chunk)
-        yield path
+        with path.open("rb") as file:
+            found = "npz" if file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC else "safetensors"
+        yield path.rename(path.with_suffix(f".{format or found}"))
 
 
 @router.post(

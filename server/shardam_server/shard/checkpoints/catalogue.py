@@ -295,7 +295,7 @@ class Catalogue:
 
         Args:
             keep: how many stay; 0: all.
-            but: names that stay, and are not counted.
+            but: names that stay, whatever a clock that went back makes of their order; they count among those that stay.
 
         Returns:
             Names of those deleted.
@@ -305,8 +305,9 @@ class Catalogue:
         """
         if not keep:
             return []
-        entries = [entry for entry in self.list() if entry.complete and _AUTOMATIC.fullmatch(entry.name)]
-        too_many = [entry.name for entry in entries if entry.name not in but][keep:]
+        names = [entry.name for entry in self.list() if entry.complete and _AUTOMATIC.fullmatch(entry.name)]
+        others = [name for name in names if name not in but]
+        too_many = others[max(0, keep - (len(names) - len(others))) :]
         for name in too_many:
             self.delete(name)
         return too_many

@@ -9,18 +9,20 @@ from shardam_server.shard.checkpoints.manifest import CheckpointFile, Manifest, 
 from shardam_server.shard.option_messages import encode_options
 
 
-def describe(manifest: Manifest, folder: Path, *, whole: bool) -> checkpoint_pb2.CheckpointInfo:
-    """Returns what is said of a complete checkpoint.
+def describe(manifest: Manifest, folder: Path, problem: str, *, whole: bool) -> checkpoint_pb2.CheckpointInfo:
+    """Returns what is said of a checkpoint that has a manifest.
 
     Args:
         manifest: its manifest.
         folder: where it lies.
+        problem: why it is not complete all the same; empty: it is.
         whole: with its tables and files.
     """
     info = checkpoint_pb2.CheckpointInfo(
         name=manifest.name,
         folder=str(folder),
-        complete=True,
+        complete=not problem,
+        problem=problem,
         created_unix_s=manifest.created_unix_s,
         cluster=manifest.cluster_name,
         timeline=manifest.timeline,

@@ -70,6 +70,15 @@ def check_sizes(manifest: Manifest, folder: Path) -> None:
         check_size(folder, file, f" (what rank {rank} added)")
 
 
+def problem_of_sizes(manifest: Manifest, folder: Path) -> str:
+    """Returns which file of a checkpoint is missing or has another length; empty: none."""
+    try:
+        check_sizes(manifest, folder)
+    except CheckpointDamaged as error:
+        return error.message
+    return ""
+
+
 def check_size(folder: Path, file: CheckpointFile, origin: str = "") -> Path:
     """Returns the path of a file that is there and as long as it should be.
 

@@ -26,7 +26,7 @@ class Progress:
 
     Attributes:
         done_bytes: bytes read or written so far.
-        total_bytes: bytes there will be; zero: not known.
+        total_bytes: bytes there will be, at least those that are done; zero: not known.
     """
 
     def __init__(self, total_bytes: int = 0) -> None:
@@ -43,6 +43,8 @@ class Progress:
         if self._dropped.is_set():
             raise Dropped
         self.done_bytes += num_bytes
+        if self.total_bytes:  # an estimate, of which small files have less than their headers
+            self.total_bytes = max(self.total_bytes, self.done_bytes)
 
     def drop(self) -> None:
         """Has the task end at its next step."""

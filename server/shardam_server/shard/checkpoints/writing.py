@@ -166,8 +166,9 @@ class WriteCut:
         needed, free = size_bytes + self._terms.spare_bytes, self._operations.free_bytes(folder)
         if free < needed:
             raise CheckpointFailed(
-                f"{folder} has {free} bytes free, shard {self._terms.index} needs {needed} for its part of a checkpoint of "
-                f"{size_bytes} bytes; make space, or name another folder with --checkpoint-dir",
+                f"{folder} has {free} bytes free, shard {self._terms.index} needs {needed}: about {size_bytes} for its part of "
+                f"the checkpoint, and {self._terms.spare_bytes} that stay free for others; make space, or name another folder "
+                "with --checkpoint-dir",
                 metadata={"folder": str(folder), "needed": str(needed), "free": str(free)},
             )
 

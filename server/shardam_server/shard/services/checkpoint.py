@@ -9,6 +9,7 @@ import grpc.aio
 from shardam_proto.v1 import checkpoint_pb2, checkpoint_pb2_grpc, common_pb2, job_pb2
 from shardam_server.shard.checkpoints.descriptions import describe
 from shardam_server.shard.checkpoints.extras import read_part
+from shardam_server.shard.checkpoints.folders import problem_of_sizes
 from shardam_server.shard.checkpoints.home import HomeCheckpoints
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.services.cuts import no_folder
@@ -90,7 +91,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         return [
             checkpoint_pb2.CheckpointInfo(name=entry.name, folder=str(entry.folder), problem=entry.problem)
             if entry.manifest is None
-            else describe(entry.manifest, entry.folder, whole=False)
+            else describe(entry.manifest, entry.folder, entry.problem, whole=False)
             for entry in self._checkpoints.catalogue.list()
         ]
 
@@ -101,10 +102,13 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
     ) -> checkpoint_pb2.GetCheckpointResponse:
         """Describes one checkpoint."""
         self._check(request.header)
-        manifest, folder = await asyncio.to_thread(self._checkpoints.catalogue.read, request.name)
-        return checkpoint_pb2.GetCheckpointResponse(
-            header=self._header(request.header), checkpoint=describe(manifest, folder, whole=True)
-        )
+
+        def read() -> checkpoint_pb2.CheckpointInfo:
+            manifest, folder = self._checkpoints.catalogue.read(request.name)
+            return describe(manifest, folder, problem_of_sizes(manifest, folder), whole=True)
+
+        found = await asyncio.to_thread(read)
+        return checkpoint_pb2.GetCheckpointResponse(header=self._header(request.header), checkpoint=found)
 
     async def VerifyCheckpoint(  # noqa: N802 - the service's name
         self,

@@ -86,7 +86,7 @@ class TableServicer(table_pb2_grpc.TableServiceServicer):
             table = self._shard.state.find_table(name)
             if table is None:
                 raise UnknownTable(
-                    f"no table is called {name!r}; GET /v1/tables lists what there is",
+                    f"no table is called {name!r}; `shardam table list` or GET /v1/tables shows what there is",
                     metadata={"table": name},
                 )
             tables.append(table)

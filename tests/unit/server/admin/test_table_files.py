@@ -83,6 +83,13 @@ def test_an_import_of_rows_into_a_table_that_has_some_needs_overwrite(client: Te
     assert "has 5 rows and step 3, which the file would replace; import with overwrite" in response.json()["detail"]
 
 
+@pytest.mark.parametrize("form", ["safetensors", "npz"])
+def test_an_import_tells_the_form_of_a_file_by_its_first_bytes(client: TestClient, filled: FakeCluster, form: str) -> None:
+    content = client.get("/v1/tables/items:export", params={"format": form}).content
+    response = client.post("/v1/tables/items:import", content=content)
+    assert is_problem(response, 409, "CHECKPOINT_MISMATCH"), "the file was read"
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

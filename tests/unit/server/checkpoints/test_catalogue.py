@@ -247,9 +247,10 @@ def test_pruning_keeps_the_newest_and_those_with_names_of_their_own(catalogue: C
     save(root, trained(1), "mine", time_s=0.5)
     torn = catalogue.new_folder().name
     assert catalogue.prune(0) == []
-    assert catalogue.prune(2, but=[names[3]]) == [names[1]]
+    assert catalogue.prune(3, but=[names[3]]) == [names[1]]
     assert set(catalogue.names()) == {names[0], names[2], names[3], "mine", torn}
-    assert catalogue.prune(1) == [names[2], names[3]]
+    assert catalogue.prune(2, but=["mine"]) == [names[3]]
+    assert catalogue.prune(1) == [names[2]]
     assert set(catalogue.names()) == {names[0], "mine", torn}
 
 

@@ -47,3 +47,14 @@ def test_a_home_that_starts_gives_up_what_runs_and_not_what_is_part_of_complete_
         assert (work.discarded, tasks.knows(5)) == (False, False)
 
     asyncio.run(run())
+
+
+def test_progress_never_has_more_done_than_there_is_in_all() -> None:
+    progress = Progress(10)
+    progress.add(7)
+    assert (progress.done_bytes, progress.total_bytes) == (7, 10)
+    progress.add(7)
+    assert (progress.done_bytes, progress.total_bytes) == (14, 14)
+    unknown = Progress()
+    unknown.add(7)
+    assert unknown.total_bytes == 0
