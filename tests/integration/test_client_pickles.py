@@ -119,7 +119,7 @@ def test_a_table_that_is_gone_or_another_now_is_said_at_its_first_use(cluster: L
     with pytest.raises(UnknownTable, match=spec.name):
         gone.pull([1])
     cluster.create_table(TableSpec(spec.name, 4))
-    with pytest.raises(SchemaMismatch, match=r"dim=2.*when it was pickled.*dim=4"):
+    with pytest.raises(SchemaMismatch, match=r"dim=2.*for this object.*dim=4"):
         gone.pull([1])
 
 

@@ -134,8 +134,7 @@ def test_the_outcome_of_a_push_whose_answer_was_lost_comes_from_the_new_shards(
 def test_rows_are_written_and_deleted_once_across_a_move(client: ScriptedClient, moves: Resharding) -> None:
     row_ids = some_ids(5)
     client.push(0)
-    last = moves.hold()
-    writing = threading.Thread(target=lambda: client.assign(row_ids))
+    last, writing = moves.hold(), threading.Thread(target=lambda: client.assign(row_ids))
     writing.start()
     wait_for("the write to be held", lambda: client.shards[0].fired["held"] > 0)
     moves.replace(moves.new_shards(3, last))

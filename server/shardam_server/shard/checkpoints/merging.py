@@ -39,12 +39,12 @@ def merge_clients(remembered: Sequence[Remembered], index: int) -> list[tuple[by
     for one in remembered:
         for client_id, entry in one.clients:
             entries.setdefault(client_id, []).append(entry)
-    return [(client_id, _merge_client(found, index)) for client_id, found in entries.items()]
+    return [(client_id, _merge_client(found, len(remembered), index)) for client_id, found in entries.items()]
 
 
-def _merge_client(entries: Sequence[ClientEntry], index: int) -> ClientEntry:
-    last_number = max(entry.last_number for entry in entries)
-    numbers = sorted({number for entry in entries for number in entry.outcomes if number > last_number - WINDOW})
+def _merge_client(entries: Sequence[ClientEntry], num_shards: int, index: int) -> ClientEntry:
+    last_number = _last_number(entries, num_shards)
+    numbers = sorted({number for entry in entries for number in entry.outcomes if last_number >= number > last_number - WINDOW})
     closed = any(entry.closed for entry in entries)
     return ClientEntry(
         last_number=last_number,
@@ -54,6 +54,21 @@ def _merge_client(entries: Sequence[ClientEntry], index: int) -> ClientEntry:
         outcomes={number: (ANY_CONTENT, _merge_outcomes(number, entries, index)) for number in numbers},
         clock=max(entry.clock for entry in entries),
     )
+
+
+def _last_number(entries: Sequence[ClientEntry], num_shards: int) -> int:
+    """Returns the number up to which all shards have a client's changes; where nobody brings them level, what may be repeated.
+
+    A client without heartbeats, such as that of a REST change, may have broken off between two shards. If what some shards have
+    is changes of rows alone, it is as if it had not come: the repeat writes the same rows again, everywhere. A push is not
+    applied twice.
+    """
+    highest = max(entry.last_number for entry in entries)
+    if any(entry.heartbeats or entry.closed for entry in entries):
+        return highest
+    lowest = min(entry.last_number for entry in entries) if len(entries) == num_shards else 0
+    beyond = [outcome for entry in entries for number, (_, outcome) in entry.outcomes.items() if number > lowest]
+    return highest if any(outcome.steps or outcome.result is not None for outcome in beyond) else lowest
 
 
 def _merge_outcomes(number: int, entries: Iterable[ClientEntry], index: int) -> Outcome:

@@ -55,9 +55,21 @@ def test_clients_stay_in_order_of_age_and_are_kept_wherever_they_were_known() ->
     assert list(found) == [A, C, B]
 
 
+@pytest.mark.parametrize("heartbeats", [False, True])
+def test_a_row_change_that_only_some_shards_have_is_repeated_where_nobody_brings_it_level(heartbeats: bool) -> None:
+    has, lacks = entry({1: Outcome(num_rows=1)}, heartbeats=heartbeats), entry({}, heartbeats=heartbeats)
+    assert merged(0, {A: has}, {A: lacks})[A].last_number == (1 if heartbeats else 0)
+    assert merged(0, {A: has}, {})[A].last_number == (1 if heartbeats else 0)
+
+
+def test_a_push_that_only_some_shards_have_is_not_applied_twice() -> None:
+    has, lacks = entry({1: Outcome({5: 9})}), entry({})
+    assert merged(0, {A: has}, {A: lacks})[A].last_number == 1
+
+
 def test_no_more_numbers_are_remembered_than_before() -> None:
-    old = entry({number: Outcome() for number in range(1, WINDOW + 1)})
-    new = entry({number: Outcome() for number in range(2, WINDOW + 2)})
+    old = entry({number: Outcome() for number in range(1, WINDOW + 1)}, heartbeats=True)
+    new = entry({number: Outcome() for number in range(2, WINDOW + 2)}, heartbeats=True)
     found = merged(0, {A: old}, {A: new})[A]
     assert list(found.outcomes) == list(range(2, WINDOW + 2))
 
