@@ -38,7 +38,7 @@ NO_GOAL = 0.0
 STOP_S = 60.0
 KINDS = ("pull", "push", "arrive")
 BETWEEN_SHARDS = "/shardam.v1.ShardService/"
-SETTING_UP = frozenset({"InstallTables", "GetStatus", "EndClient", "EndClients", "SettleClient"})
+SETTING_UP = frozenset({"InstallTables", "GetStatus", "EndClient", "EndClients", "SettleClient", "DropTask"})
 """Calls between shards that belong to no step."""
 
 MODES = ("async", "sync")

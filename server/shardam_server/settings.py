@@ -150,7 +150,7 @@ class StateSettings(CommonSettings):
         description="checkpoints that are kept of those without a name of their own; older ones are deleted once a new one is "
         "complete. 0 = all",
     )
-    hold_s: Annotated[float, Field(ge=0.05, le=8)] = Field(
+    hold_s: Annotated[float, Field(ge=0.05, le=60)] = Field(
         2.0, description="seconds for which changes may be held back while a checkpoint is cut; then it is tried again"
     )
     max_queue_mib: Annotated[int, Field(ge=1, le=2**20)] = Field(

@@ -122,9 +122,9 @@ class PeerCuts:
         """Holds changes back and learns where clients stand."""
         return await self._call(index, request, self._here.hold, lambda stub: stub.Hold)
 
-    async def advance(self, index: int, request: cut_pb2.AdvanceRequest) -> cut_pb2.AdvanceResponse:
-        """Has changes applied up to numbers."""
-        return await self._call(index, request, self._here.advance, lambda stub: stub.Advance)
+    async def advance(self, index: int, request: cut_pb2.AdvanceRequest, hold_s: float) -> cut_pb2.AdvanceResponse:
+        """Has changes applied up to numbers; the shard says which it lacks when its hold ends, after so long."""
+        return await self._call(index, request, self._here.advance, lambda stub: stub.Advance, hold_s + CALL_TIMEOUT_S)
 
     async def cut(self, index: int, request: cut_pb2.CutRequest) -> cut_pb2.CutResponse:
         """Has a snapshot taken, and its writing begun."""

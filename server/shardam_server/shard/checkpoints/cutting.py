@@ -142,7 +142,7 @@ class Cutting:
 
     async def _advance(self, hold_id: int, targets: Mapping[bytes, cut_pb2.HeldClient]) -> None:
         def ask(index: int) -> Coroutine[None, None, cut_pb2.AdvanceResponse]:
-            return self._cuts.advance(index, cut_pb2.AdvanceRequest(hold_id=hold_id, targets=targets.values()))
+            return self._cuts.advance(index, cut_pb2.AdvanceRequest(hold_id=hold_id, targets=targets.values()), self._hold_s)
 
         try:
             await self._all(ask)
