@@ -165,7 +165,7 @@ def test_a_retryable_refusal_leaves_the_number_open_and_the_next_one_waits(
         ({"request_id": 0}, "BAD_OPTION"),
         ({"protocol_version": 9}, "VERSION_MISMATCH"),
         ({"cluster_id": "other"}, "WRONG_CLUSTER"),
-        ({"timeline": 2}, "STALE_TIMELINE"),
+        ({"timeline": 2}, "NOT_READY"),  # of a restore that this shard has not taken over yet
         ({"incarnation": 7}, "NEW_INCARNATION"),
         ({"epoch": 7}, "STALE_ROUTE"),
         ({"rank": 1}, "BAD_OPTION"),
@@ -180,6 +180,13 @@ def test_a_wrong_header_is_refused_and_the_stream_goes_on(
     table = shard.install()
     assert reason_of(lambda: stream.ask(pull_request(client, table, [1], **changes))) == reason
     assert stream.ask(pull_request(client, table, [1])).pull.rows
+
+
+def test_a_client_of_the_timeline_before_a_restore_is_told_so(shard: HeldShard, client: RawClient, stream: RawStream) -> None:
+    table = shard.install()
+    shard.identity.timeline = 2
+    assert reason_of(lambda: stream.ask(pull_request(client, table, [1], timeline=1))) == "STALE_TIMELINE"
+    assert stream.ask(pull_request(client, table, [1], timeline=2)).pull.rows
 
 
 def test_a_message_without_a_request_is_refused_and_the_stream_goes_on(
