@@ -7,7 +7,8 @@ Usage: python benchmarks/checkpoint.py [--rows 2000000] [--rounds 5] [--folder P
 - write: a checkpoint of the table until it is complete, against a plain file of the same bytes, written in one go and fsynced.
 - restore: from the request until the cluster serves again, against reading the same files and writing a plain file of their
   bytes, fsynced: a shard that restores writes its new base, too.
-- journal: pushes with `--journal write`, against `off`.
+- journal: pushes with `--journal write`, against `off`. What loading the table has left to write is written before, and no base
+  falls into the rounds: one costs pushes what a checkpoint does, a time that depends on --journal-limit-mib.
 
 Needs the built package. One shard, which keeps its folder below --folder (a temporary one of its own by default); a row has 64
 float32 and both moments; a push has 2,048 ids drawn uniformly. Shard and worker share this machine: the ratios are what counts.
@@ -24,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -46,6 +48,12 @@ CHUNK_BYTES = 4 * 2**20
 """Of plain files: as one writes and reads them sequentially."""
 
 STOP_S = 60.0
+NO_BASE_MIB = 2**16
+"""A journal that no round fills."""
+
+QUIET_S = 1.0
+"""A shard that writes a base writes on within this time."""
+
 OPTIONS = shardam.AdamOptions(lr=1e-3)
 TABLE = "rows"
 
@@ -68,11 +76,12 @@ class Sizes:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, journal: str) -> Iterator[shardam.Cluster]:
+def running_cluster(folder: Path, journal: str, limit_mib: int = 1024) -> Iterator[shardam.Cluster]:
     """Starts one shard with everything it needs."""
     command = [sys.executable, "-m", "shardam_server", "up", "--shards", "1", "--port", "0", "--admin-port", "0", "--json"]
     command += ["--exit-with-stdin", "--device", "cpu", "--log-level", "warning"]
     command += ["--data-dir", str(folder), "--journal", journal, "--checkpoint-keep", "1"]
+    command += ["--journal-limit-mib", str(limit_mib)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SHARDAM_")}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     try:
@@ -222,10 +231,20 @@ def measure_restore(sizes: Sizes, folder: Path) -> Measured:
     return Measured(figure_of("restore", "MB/s", peer, 0.5, info.size_bytes / 1e6, times), control)
 
 
+def wait_until_written(folder: Path) -> None:
+    """Waits until shards write no more, and the system has written what they wrote."""
+    before: list[int] = []
+    while (sizes := [path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()]) != before:
+        before = sizes
+        time.sleep(QUIET_S)
+    os.sync()
+
+
 def measure_journal(sizes: Sizes, folder: Path) -> Measured:
     """Pushes with a journal."""
-    with running_cluster(folder / "write", "write") as kept, running_cluster(folder / "off", "off") as free:
+    with running_cluster(folder / "write", "write", NO_BASE_MIB) as kept, running_cluster(folder / "off", "off") as free:
         ours, peer = Worker(kept, sizes), Worker(free, sizes)
+        wait_until_written(folder)
         times, control = rounds_of(sizes, lambda: ours.push_times(sizes.pushes), lambda: peer.push_times(sizes.pushes))
     return Measured(figure_of("journal", "pushes/s", "--journal off", 1 / 1.3, sizes.pushes, times), control)
 
