@@ -49,7 +49,7 @@ class OneShard:
     async def hold(self, index: int, request: cut_pb2.HoldRequest) -> cut_pb2.HoldResponse:
         return cut_pb2.HoldResponse(root_id="r")
 
-    async def advance(self, index: int, request: cut_pb2.AdvanceRequest) -> cut_pb2.AdvanceResponse:
+    async def advance(self, index: int, request: cut_pb2.AdvanceRequest, hold_s: float) -> cut_pb2.AdvanceResponse:
         return cut_pb2.AdvanceResponse()
 
     async def cut(self, index: int, request: cut_pb2.CutRequest) -> cut_pb2.CutResponse:
