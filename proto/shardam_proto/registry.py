@@ -208,8 +208,8 @@ def lost_shard_problem(index: int) -> str:
 def lost_shard_words(index: int) -> str:
     """Says the same in words that follow the shard's name."""
     return (
-        "is LOST: it started without the rows that the cluster knows it had. Start it with its own data folder, or give its "
-        f"rows up with `shardam forget-shard --index {index}` and train again"
+        "is LOST: it started without the rows that the cluster knows it had. Start it with its own data folder, restore a "
+        f"checkpoint, or give its rows up with `shardam forget-shard --index {index}` and train again"
     )
 
 
