@@ -15,8 +15,9 @@ from shardam_proto.v1 import checkpoint_pb2, common_pb2, cut_pb2, job_pb2
 from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.cutting import CutResult, Cutting, Tries
 from shardam_server.shard.checkpoints.extras import Extras
+from shardam_server.shard.checkpoints.file_messages import decode_shard
 from shardam_server.shard.checkpoints.jobs import Job, ReportProgress
-from shardam_server.shard.checkpoints.manifest import CheckpointFile, Manifest, ShardFiles, StoredTable
+from shardam_server.shard.checkpoints.manifest import Manifest, StoredTable
 from shardam_server.shard.identity import ShardIdentity, random_63_bits
 from shardam_server.shard.option_messages import decode_options
 from shardam_server.shard.peer_cuts import PeerCuts
@@ -186,7 +187,7 @@ class Creation:
             epoch=route_map.epoch,
             num_shards=cluster.num_shards,
             tables=tuple(_stored_table(table) for table in cut.tables),
-            shards=tuple(_shard_files(shard) for shard in shards),
+            shards=tuple(map(decode_shard, shards)),
             clients=cut.clients,
             extra={rank: self._extras.take(extra_id, rank, folder) for rank, extra_id in sorted(additions.items())},
             group_step=group_step,
@@ -230,8 +231,3 @@ def _check_seen(folder: Path, shard: checkpoint_pb2.CheckpointShard) -> None:
 def _stored_table(info: common_pb2.TableInfo) -> StoredTable:
     options = decode_options(info.last_options) if info.HasField("last_options") else None
     return StoredTable(TableSpec.from_proto(info.spec), info.table_id, info.table_seed, info.table_step, info.num_rows, options)
-
-
-def _shard_files(shard: checkpoint_pb2.CheckpointShard) -> ShardFiles:
-    files = tuple(CheckpointFile(file.name, file.size_bytes, file.xxh3, file.num_rows) for file in shard.files)
-    return ShardFiles(shard.index, shard.host_name, shard.folder, shard.change_number, files)

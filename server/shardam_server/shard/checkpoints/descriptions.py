@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardam_proto.v1 import checkpoint_pb2, common_pb2
-from shardam_server.shard.checkpoints.manifest import CheckpointFile, Manifest, StoredTable
+from shardam_server.shard.checkpoints.file_messages import encode_file, encode_shard
+from shardam_server.shard.checkpoints.manifest import Manifest, StoredTable
 from shardam_server.shard.option_messages import encode_options
 
 
@@ -29,26 +30,17 @@ def describe(manifest: Manifest, folder: Path, problem: str, *, whole: bool) -> 
         num_shards=manifest.num_shards,
         num_rows=manifest.num_rows,
         size_bytes=manifest.size_bytes,
-        extra=[checkpoint_pb2.CheckpointExtra(rank=rank, file=_file(file)) for rank, file in sorted(manifest.extra.items())],
+        extra=[
+            checkpoint_pb2.CheckpointExtra(rank=rank, file=encode_file(manifest.extra[rank])) for rank in sorted(manifest.extra)
+        ],
         version=manifest.version,
         group_step=manifest.group_step,
         seconds=manifest.seconds,
     )
     if whole:
         info.tables.extend(_table(table) for table in manifest.tables)
-        for shard in manifest.shards:
-            info.shards.add(
-                index=shard.index,
-                host_name=shard.host_name,
-                folder=shard.folder,
-                change_number=shard.change_number,
-                files=[_file(file) for file in shard.files],
-            )
+        info.shards.extend(map(encode_shard, manifest.shards))
     return info
-
-
-def _file(file: CheckpointFile) -> checkpoint_pb2.CheckpointFile:
-    return checkpoint_pb2.CheckpointFile(name=file.name, size_bytes=file.size_bytes, xxh3=file.xxh3, num_rows=file.num_rows)
 
 
 def _table(table: StoredTable) -> common_pb2.TableInfo:

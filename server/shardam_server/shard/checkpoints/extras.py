@@ -13,6 +13,7 @@ from pathlib import Path
 import xxhash
 
 from shardam_proto.errors import BadOption, CheckpointDamaged, CheckpointFailed, UnknownCheckpoint
+from shardam_server.shard.checkpoints.file_names import extra_name
 from shardam_server.shard.checkpoints.folders import check_size
 from shardam_server.shard.checkpoints.manifest import CheckpointFile, Manifest
 
@@ -87,7 +88,7 @@ class Extras:
             CheckpointFailed: it cannot be moved.
         """
         size = self.size(extra_id)
-        name = f"extra-rank-{rank}.safetensors"
+        name = extra_name(rank)
         digest = xxhash.xxh3_128()
         path = self._path(extra_id)
         try:

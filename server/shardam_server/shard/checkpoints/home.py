@@ -15,7 +15,7 @@ from shardam_proto.errors import BadOption, CheckpointFailed, CheckpointRunning,
 from shardam_proto.schema import check_name
 from shardam_proto.v1 import checkpoint_pb2, job_pb2
 from shardam_server.shard.background import Background
-from shardam_server.shard.checkpoints.catalogue import Catalogue
+from shardam_server.shard.checkpoints.catalogue import LATEST, Catalogue
 from shardam_server.shard.checkpoints.checking import CheckFiles
 from shardam_server.shard.checkpoints.collective import Gathering
 from shardam_server.shard.checkpoints.creation import Creation, Terms
@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 MAX_KEYS = 1024
 """Keys of requests that are remembered, so that a repeat is answered as the first call was."""
-
-LATEST = "latest"
 
 
 @dataclasses.dataclass(frozen=True)

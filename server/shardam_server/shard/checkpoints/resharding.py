@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from shardam_proto.errors import (
@@ -31,6 +31,7 @@ from shardam_server.shard.checkpoints import plans
 from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.creation import Creation
 from shardam_server.shard.checkpoints.cutting import CutResult, Cutting, Tries
+from shardam_server.shard.checkpoints.jobs import ReportProgress
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.identity import random_63_bits
 from shardam_server.shard.peer_cuts import PeerCuts
@@ -49,9 +50,6 @@ DECIDE_HOLD_S = 30.0
 
 DECIDE_AGAIN_S = 0.5
 """Pause before Redis is asked again whether it has decided; all shards stand still meanwhile."""
-
-ReportProgress = Callable[[int, int, str], None]
-"""Is told bytes done, bytes there will be, and what is done."""
 
 
 @dataclasses.dataclass

@@ -25,7 +25,8 @@ from shardam_proto.v1 import checkpoint_pb2, common_pb2, cut_pb2
 from shardam_server.shard.checkpoints import resharding
 from shardam_server.shard.checkpoints.catalogue import Catalogue
 from shardam_server.shard.checkpoints.cutting import CutResult
-from shardam_server.shard.checkpoints.resharding import ReportProgress, Resharding
+from shardam_server.shard.checkpoints.jobs import ReportProgress
+from shardam_server.shard.checkpoints.resharding import Resharding
 from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.shared_entries import PlanAnswer, PlanEntry
 from shardam_server.shard.tenure import Tenure
