@@ -1,5 +1,6 @@
 """Native row indexes, arenas and kernels; use shardam_kernels.native."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
@@ -158,3 +159,12 @@ def read_component(arena: Arena, dim: int, offset_bytes: int, dtype: str, slots:
 
 def write_component(arena: Arena, dim: int, offset_bytes: int, dtype: str, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> int:
     """Writes values to one component of rows; returns saturated values."""
+
+def distinct_ids(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_shards: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]]:
+    """Returns (row_ids, places, ends)."""
+
+def split_by_shard(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_shards: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None, Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]]:
+    """Returns (order, ends); order is None if the ids lie by shard."""
+
+def new_message(prefixes: Sequence[bytes], sizes: Sequence[int]) -> tuple[bytes, list[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]]]:
+    """Returns a bytes object and its payloads, uninitialised and writable."""

@@ -11,6 +11,7 @@ Every call releases the GIL. No result depends on num_threads. Arrays of weights
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -31,11 +32,14 @@ __all__ = [
     "Records",
     "RowIndex",
     "adam_update",
+    "distinct_ids",
     "gather_weights",
     "group_gradients",
     "initialize",
     "merge_gradients",
+    "new_message",
     "read_component",
+    "split_by_shard",
     "write_component",
 ]
 
@@ -236,6 +240,50 @@ def write_component(records: Records, name: str, slots: Int64s, values: Float32s
     """
     component = records.layout.component(name)
     return _native.write_component(records.arena, records.layout.dim, component.offset_bytes, component.dtype, slots, values)
+
+
+def distinct_ids(row_ids: Int64s, num_shards: int = 1) -> tuple[Int64s, Int64s, Int64s]:
+    """Names each id once, by the shard that owns it (shardam_proto.routing).
+
+    Args:
+        row_ids: int64 [N], N < 2**31.
+        num_shards: 1 to 4,096.
+
+    Returns:
+        (distinct int64 [U], those of shard 0 first, each shard's in order of first appearance; places int64 [N], the position
+        of each id in distinct; ends int64 [num_shards], behind each shard's last id in distinct).
+    """
+    return _native.distinct_ids(row_ids, num_shards)
+
+
+def split_by_shard(row_ids: Int64s, num_shards: int) -> tuple[Int64s | None, Int64s]:
+    """Finds the ids of each shard.
+
+    Args:
+        row_ids: int64 [N].
+        num_shards: 1 to 4,096.
+
+    Returns:
+        (order int64 [N], positions of shard 0's ids first, each shard's ascending, or None if the ids lie so already; ends
+        int64 [num_shards], behind each shard's last one in order).
+    """
+    return _native.split_by_shard(row_ids, num_shards)
+
+
+def new_message(prefixes: Sequence[bytes], sizes: Sequence[int]) -> tuple[bytes, list[Uint8s]]:
+    """Makes a bytes object into which payloads are written where they will lie; nobody may have it before they are.
+
+    Args:
+        prefixes: what stands before each payload.
+        sizes: bytes of each payload.
+
+    Returns:
+        (the message, each payload as uint8 [size], uninitialised and writable).
+
+    Raises:
+        MemoryError: there is no room.
+    """
+    return _native.new_message(list(prefixes), list(sizes))
 
 
 def _native_initial(initial: InitialRows) -> _native.InitialRows:

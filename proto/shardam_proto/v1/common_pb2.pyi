@@ -156,6 +156,10 @@ class ResponseHeader(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     LAST_NUMBER_FIELD_NUMBER: _builtins.int
     CHANGE_NUMBER_FIELD_NUMBER: _builtins.int
+    SHARD_NS_FIELD_NUMBER: _builtins.int
+    KERNEL_NS_FIELD_NUMBER: _builtins.int
+    CHUNK_INDEX_FIELD_NUMBER: _builtins.int
+    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     """Index of the shard."""
     incarnation: _builtins.int
@@ -171,7 +175,15 @@ class ResponseHeader(_message.Message):
     last_number: _builtins.int
     """Last number of this client that the shard has closed (applied, skipped or voided). Zero for an anonymous reader."""
     change_number: _builtins.int
-    """Changes this shard has applied on this timeline."""
+    """Changes this shard has applied on this timeline. Of a read: when its rows were read."""
+    shard_ns: _builtins.int
+    """Nanoseconds from the request's last message to this answer, on the shard's own clock. Zero: not measured."""
+    kernel_ns: _builtins.int
+    """Of these, nanoseconds in native kernels: lookup, sums of duplicates, update, gather."""
+    chunk_index: _builtins.int
+    """Of an answer in chunks: position of this one, from 0."""
+    num_chunks: _builtins.int
+    """Number of chunks of the answer. 0 or 1: the message is the whole answer."""
     def __init__(
         self,
         *,
@@ -183,10 +195,14 @@ class ResponseHeader(_message.Message):
         request_id: _builtins.int = ...,
         last_number: _builtins.int = ...,
         change_number: _builtins.int = ...,
+        shard_ns: _builtins.int = ...,
+        kernel_ns: _builtins.int = ...,
+        chunk_index: _builtins.int = ...,
+        num_chunks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "epoch", b"epoch", "incarnation", b"incarnation", "last_number", b"last_number", "lineage", b"lineage", "request_id", b"request_id", "shard", b"shard", "timeline", b"timeline"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "chunk_index", b"chunk_index", "epoch", b"epoch", "incarnation", b"incarnation", "kernel_ns", b"kernel_ns", "last_number", b"last_number", "lineage", b"lineage", "num_chunks", b"num_chunks", "request_id", b"request_id", "shard", b"shard", "shard_ns", b"shard_ns", "timeline", b"timeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,7 +27,7 @@ from shardam_proto.v1 import group_pb2 as shardam__proto_dot_v1_dot_group__pb2
 from shardam_proto.v1 import row_pb2 as shardam__proto_dot_v1_dot_row__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n shardam_proto/v1/embedding.proto\x12\nshardam.v1\x1a\x1dshardam_proto/v1/common.proto\x1a\x1cshardam_proto/v1/group.proto\x1a\x1ashardam_proto/v1/row.proto\"\x88\x01\n\x0bOpenRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x1c\n\x14min_protocol_version\x18\x02 \x01(\r\x12\x1c\n\x14max_protocol_version\x18\x03 \x01(\r\x12\x12\n\nheartbeats\x18\x04 \x01(\x08\"\x94\x01\n\x0cOpenResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x12\n\nnum_shards\x18\x04 \x01(\r\x12\x16\n\x0e\x63lient_lease_s\x18\x05 \x01(\x01\"p\n\x0bPullRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x0f\n\x07row_ids\x18\x0e \x01(\x0c\"\x95\x01\n\x0cPullResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x0c\n\x04rows\x18\x0f \x01(\x0c\"\xf1\x01\n\x0bPushRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12(\n\x07options\x18\x02 \x03(\x0b\x32\x17.shardam.v1.AdamOptions\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x32\n\x0c\x63ontribution\x18\x05 \x01(\x0e\x32\x1c.shardam.v1.ContributionKind\x12\x0f\n\x07row_ids\x18\x0e \x01(\x0c\x12\x0c\n\x04rows\x18\x0f \x01(\x0c\"\xd7\x01\n\x0cPushResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12\x17\n\x0frepeated_number\x18\x03 \x01(\x08\x12\x0e\n\x06staged\x18\x04 \x01(\x08\x12$\n\x05peaks\x18\x05 \x03(\x0b\x32\x15.shardam.v1.TablePeak\x12&\n\x06result\x18\x06 \x01(\x0b\x32\x16.shardam.v1.StepResult\"\x8a\x01\n\rArriveRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12$\n\x05peaks\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TablePeak\x12(\n\x07refusal\x18\x03 \x01(\x0b\x32\x17.shardam.v1.StepRefusal\"\x91\x01\n\x0e\x41rriveResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12&\n\x06result\x18\x02 \x01(\x0b\x32\x16.shardam.v1.StepResult\x12\x15\n\rmissing_ranks\x18\x03 \x03(\r\x12\x14\n\x0c\x61\x62sent_ranks\x18\x04 \x03(\r\"\x98\x01\n\x10JoinGroupRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\r\n\x05group\x18\x02 \x01(\t\x12%\n\x05terms\x18\x03 \x01(\x0b\x32\x16.shardam.v1.GroupTerms\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x15\n\rrestart_count\x18\x05 \x01(\r\"S\n\x11JoinGroupResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x12\n\nfirst_step\x18\x02 \x01(\x04\"w\n\x12\x43loseNumberRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.shardam.v1.CloseKind\x12\x11\n\ttable_ids\x18\x03 \x03(\x06\"\x80\x01\n\x13\x43loseNumberResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12\x17\n\x0frepeated_number\x18\x03 \x01(\x08\"9\n\x0cLeaveRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\";\n\rLeaveResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"\xf9\x02\n\x0f\x45xchangeRequest\x12\'\n\x04pull\x18\x01 \x01(\x0b\x32\x17.shardam.v1.PullRequestH\x00\x12\'\n\x04push\x18\x02 \x01(\x0b\x32\x17.shardam.v1.PushRequestH\x00\x12\x36\n\x0c\x63lose_number\x18\x03 \x01(\x0b\x32\x1e.shardam.v1.CloseNumberRequestH\x00\x12\x34\n\x0b\x61ssign_rows\x18\x04 \x01(\x0b\x32\x1d.shardam.v1.AssignRowsRequestH\x00\x12\x34\n\x0b\x64\x65lete_rows\x18\x05 \x01(\x0b\x32\x1d.shardam.v1.DeleteRowsRequestH\x00\x12\x38\n\rclear_moments\x18\x06 \x01(\x0b\x32\x1f.shardam.v1.ClearMomentsRequestH\x00\x12+\n\x06\x61rrive\x18\x07 \x01(\x0b\x32\x19.shardam.v1.ArriveRequestH\x00\x42\t\n\x07request\"\xbe\x03\n\x10\x45xchangeResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12(\n\x04pull\x18\x02 \x01(\x0b\x32\x18.shardam.v1.PullResponseH\x00\x12(\n\x04push\x18\x03 \x01(\x0b\x32\x18.shardam.v1.PushResponseH\x00\x12\x37\n\x0c\x63lose_number\x18\x04 \x01(\x0b\x32\x1f.shardam.v1.CloseNumberResponseH\x00\x12\x35\n\x0b\x61ssign_rows\x18\x05 \x01(\x0b\x32\x1e.shardam.v1.AssignRowsResponseH\x00\x12\x35\n\x0b\x64\x65lete_rows\x18\x06 \x01(\x0b\x32\x1e.shardam.v1.DeleteRowsResponseH\x00\x12\x39\n\rclear_moments\x18\x07 \x01(\x0b\x32 .shardam.v1.ClearMomentsResponseH\x00\x12&\n\x07refusal\x18\x08 \x01(\x0b\x32\x13.shardam.v1.RefusalH\x00\x12,\n\x06\x61rrive\x18\t \x01(\x0b\x32\x1a.shardam.v1.ArriveResponseH\x00\x42\n\n\x08response\"\x90\x01\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x33\n\x08metadata\x18\x03 \x03(\x0b\x32!.shardam.v1.Refusal.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\x10HeartbeatRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"?\n\x11HeartbeatResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader*Q\n\tCloseKind\x12\x1a\n\x16\x43LOSE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x43LOSE_KIND_SKIP\x10\x01\x12\x13\n\x0f\x43LOSE_KIND_VOID\x10\x02\x32\xb0\x04\n\x10\x45mbeddingService\x12\x39\n\x04Open\x12\x17.shardam.v1.OpenRequest\x1a\x18.shardam.v1.OpenResponse\x12\x39\n\x04Pull\x12\x17.shardam.v1.PullRequest\x1a\x18.shardam.v1.PullResponse\x12\x39\n\x04Push\x12\x17.shardam.v1.PushRequest\x1a\x18.shardam.v1.PushResponse\x12N\n\x0b\x43loseNumber\x12\x1e.shardam.v1.CloseNumberRequest\x1a\x1f.shardam.v1.CloseNumberResponse\x12I\n\x08\x45xchange\x12\x1b.shardam.v1.ExchangeRequest\x1a\x1c.shardam.v1.ExchangeResponse(\x01\x30\x01\x12H\n\tJoinGroup\x12\x1c.shardam.v1.JoinGroupRequest\x1a\x1d.shardam.v1.JoinGroupResponse\x12H\n\tHeartbeat\x12\x1c.shardam.v1.HeartbeatRequest\x1a\x1d.shardam.v1.HeartbeatResponse\x12<\n\x05Leave\x12\x18.shardam.v1.LeaveRequest\x1a\x19.shardam.v1.LeaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n shardam_proto/v1/embedding.proto\x12\nshardam.v1\x1a\x1dshardam_proto/v1/common.proto\x1a\x1cshardam_proto/v1/group.proto\x1a\x1ashardam_proto/v1/row.proto\"\x88\x01\n\x0bOpenRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\x1c\n\x14min_protocol_version\x18\x02 \x01(\r\x12\x1c\n\x14max_protocol_version\x18\x03 \x01(\r\x12\x12\n\nheartbeats\x18\x04 \x01(\x08\"\x94\x01\n\x0cOpenResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x12\n\nnum_shards\x18\x04 \x01(\r\x12\x16\n\x0e\x63lient_lease_s\x18\x05 \x01(\x01\"\x96\x01\n\x0bPullRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x13\n\x0b\x63hunk_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07padding\x18\r \x03(\x0c\x12\x0f\n\x07row_ids\x18\x0e \x01(\x0c\"\xa6\x01\n\x0cPullResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x0f\n\x07padding\x18\r \x03(\x0c\x12\x0c\n\x04rows\x18\x0f \x01(\x0c\"\xb4\x01\n\x12PullChangedRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x13\n\x0b\x63hunk_bytes\x18\x04 \x01(\x04\x12\x15\n\rchange_number\x18\x05 \x01(\x04\x12\x0f\n\x07padding\x18\r \x03(\x0c\x12\x0f\n\x07row_ids\x18\x0e \x01(\x0c\"\xc0\x01\n\x13PullChangedResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x0f\n\x07padding\x18\r \x03(\x0c\x12\x11\n\tpositions\x18\x0e \x01(\x0c\x12\x0c\n\x04rows\x18\x0f \x01(\x0c\"\x82\x02\n\x0bPushRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12(\n\x07options\x18\x02 \x03(\x0b\x32\x17.shardam.v1.AdamOptions\x12%\n\x08sections\x18\x03 \x03(\x0b\x32\x13.shardam.v1.Section\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x32\n\x0c\x63ontribution\x18\x05 \x01(\x0e\x32\x1c.shardam.v1.ContributionKind\x12\x0f\n\x07padding\x18\r \x03(\x0c\x12\x0f\n\x07row_ids\x18\x0e \x01(\x0c\x12\x0c\n\x04rows\x18\x0f \x01(\x0c\"\xd7\x01\n\x0cPushResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12\x17\n\x0frepeated_number\x18\x03 \x01(\x08\x12\x0e\n\x06staged\x18\x04 \x01(\x08\x12$\n\x05peaks\x18\x05 \x03(\x0b\x32\x15.shardam.v1.TablePeak\x12&\n\x06result\x18\x06 \x01(\x0b\x32\x16.shardam.v1.StepResult\"\x8a\x01\n\rArriveRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12$\n\x05peaks\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TablePeak\x12(\n\x07refusal\x18\x03 \x01(\x0b\x32\x17.shardam.v1.StepRefusal\"\x91\x01\n\x0e\x41rriveResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12&\n\x06result\x18\x02 \x01(\x0b\x32\x16.shardam.v1.StepResult\x12\x15\n\rmissing_ranks\x18\x03 \x03(\r\x12\x14\n\x0c\x61\x62sent_ranks\x18\x04 \x03(\r\"\x98\x01\n\x10JoinGroupRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12\r\n\x05group\x18\x02 \x01(\t\x12%\n\x05terms\x18\x03 \x01(\x0b\x32\x16.shardam.v1.GroupTerms\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x15\n\rrestart_count\x18\x05 \x01(\r\"S\n\x11JoinGroupResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12\x12\n\nfirst_step\x18\x02 \x01(\x04\"w\n\x12\x43loseNumberRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.shardam.v1.CloseKind\x12\x11\n\ttable_ids\x18\x03 \x03(\x06\"\x80\x01\n\x13\x43loseNumberResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.shardam.v1.TableStep\x12\x17\n\x0frepeated_number\x18\x03 \x01(\x08\"9\n\x0cLeaveRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\";\n\rLeaveResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader\"\xb1\x03\n\x0f\x45xchangeRequest\x12\'\n\x04pull\x18\x01 \x01(\x0b\x32\x17.shardam.v1.PullRequestH\x00\x12\'\n\x04push\x18\x02 \x01(\x0b\x32\x17.shardam.v1.PushRequestH\x00\x12\x36\n\x0c\x63lose_number\x18\x03 \x01(\x0b\x32\x1e.shardam.v1.CloseNumberRequestH\x00\x12\x34\n\x0b\x61ssign_rows\x18\x04 \x01(\x0b\x32\x1d.shardam.v1.AssignRowsRequestH\x00\x12\x34\n\x0b\x64\x65lete_rows\x18\x05 \x01(\x0b\x32\x1d.shardam.v1.DeleteRowsRequestH\x00\x12\x38\n\rclear_moments\x18\x06 \x01(\x0b\x32\x1f.shardam.v1.ClearMomentsRequestH\x00\x12+\n\x06\x61rrive\x18\x07 \x01(\x0b\x32\x19.shardam.v1.ArriveRequestH\x00\x12\x36\n\x0cpull_changed\x18\x08 \x01(\x0b\x32\x1e.shardam.v1.PullChangedRequestH\x00\x42\t\n\x07request\"\xf7\x03\n\x10\x45xchangeResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12(\n\x04pull\x18\x02 \x01(\x0b\x32\x18.shardam.v1.PullResponseH\x00\x12(\n\x04push\x18\x03 \x01(\x0b\x32\x18.shardam.v1.PushResponseH\x00\x12\x37\n\x0c\x63lose_number\x18\x04 \x01(\x0b\x32\x1f.shardam.v1.CloseNumberResponseH\x00\x12\x35\n\x0b\x61ssign_rows\x18\x05 \x01(\x0b\x32\x1e.shardam.v1.AssignRowsResponseH\x00\x12\x35\n\x0b\x64\x65lete_rows\x18\x06 \x01(\x0b\x32\x1e.shardam.v1.DeleteRowsResponseH\x00\x12\x39\n\rclear_moments\x18\x07 \x01(\x0b\x32 .shardam.v1.ClearMomentsResponseH\x00\x12&\n\x07refusal\x18\x08 \x01(\x0b\x32\x13.shardam.v1.RefusalH\x00\x12,\n\x06\x61rrive\x18\t \x01(\x0b\x32\x1a.shardam.v1.ArriveResponseH\x00\x12\x37\n\x0cpull_changed\x18\n \x01(\x0b\x32\x1f.shardam.v1.PullChangedResponseH\x00\x42\n\n\x08response\"\x90\x01\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x33\n\x08metadata\x18\x03 \x03(\x0b\x32!.shardam.v1.Refusal.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\x10HeartbeatRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shardam.v1.RequestHeader\"?\n\x11HeartbeatResponse\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.shardam.v1.ResponseHeader*Q\n\tCloseKind\x12\x1a\n\x16\x43LOSE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x43LOSE_KIND_SKIP\x10\x01\x12\x13\n\x0f\x43LOSE_KIND_VOID\x10\x02\x32\xb0\x04\n\x10\x45mbeddingService\x12\x39\n\x04Open\x12\x17.shardam.v1.OpenRequest\x1a\x18.shardam.v1.OpenResponse\x12\x39\n\x04Pull\x12\x17.shardam.v1.PullRequest\x1a\x18.shardam.v1.PullResponse\x12\x39\n\x04Push\x12\x17.shardam.v1.PushRequest\x1a\x18.shardam.v1.PushResponse\x12N\n\x0b\x43loseNumber\x12\x1e.shardam.v1.CloseNumberRequest\x1a\x1f.shardam.v1.CloseNumberResponse\x12I\n\x08\x45xchange\x12\x1b.shardam.v1.ExchangeRequest\x1a\x1c.shardam.v1.ExchangeResponse(\x01\x30\x01\x12H\n\tJoinGroup\x12\x1c.shardam.v1.JoinGroupRequest\x1a\x1d.shardam.v1.JoinGroupResponse\x12H\n\tHeartbeat\x12\x1c.shardam.v1.HeartbeatRequest\x1a\x1d.shardam.v1.HeartbeatResponse\x12<\n\x05Leave\x12\x18.shardam.v1.LeaveRequest\x1a\x19.shardam.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,48 +36,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REFUSAL_METADATAENTRY']._loaded_options = None
   _globals['_REFUSAL_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_CLOSEKIND']._serialized_start=3160
-  _globals['_CLOSEKIND']._serialized_end=3241
+  _globals['_CLOSEKIND']._serialized_start=3724
+  _globals['_CLOSEKIND']._serialized_end=3805
   _globals['_OPENREQUEST']._serialized_start=138
   _globals['_OPENREQUEST']._serialized_end=274
   _globals['_OPENRESPONSE']._serialized_start=277
   _globals['_OPENRESPONSE']._serialized_end=425
-  _globals['_PULLREQUEST']._serialized_start=427
-  _globals['_PULLREQUEST']._serialized_end=539
-  _globals['_PULLRESPONSE']._serialized_start=542
-  _globals['_PULLRESPONSE']._serialized_end=691
-  _globals['_PUSHREQUEST']._serialized_start=694
-  _globals['_PUSHREQUEST']._serialized_end=935
-  _globals['_PUSHRESPONSE']._serialized_start=938
-  _globals['_PUSHRESPONSE']._serialized_end=1153
-  _globals['_ARRIVEREQUEST']._serialized_start=1156
-  _globals['_ARRIVEREQUEST']._serialized_end=1294
-  _globals['_ARRIVERESPONSE']._serialized_start=1297
-  _globals['_ARRIVERESPONSE']._serialized_end=1442
-  _globals['_JOINGROUPREQUEST']._serialized_start=1445
-  _globals['_JOINGROUPREQUEST']._serialized_end=1597
-  _globals['_JOINGROUPRESPONSE']._serialized_start=1599
-  _globals['_JOINGROUPRESPONSE']._serialized_end=1682
-  _globals['_CLOSENUMBERREQUEST']._serialized_start=1684
-  _globals['_CLOSENUMBERREQUEST']._serialized_end=1803
-  _globals['_CLOSENUMBERRESPONSE']._serialized_start=1806
-  _globals['_CLOSENUMBERRESPONSE']._serialized_end=1934
-  _globals['_LEAVEREQUEST']._serialized_start=1936
-  _globals['_LEAVEREQUEST']._serialized_end=1993
-  _globals['_LEAVERESPONSE']._serialized_start=1995
-  _globals['_LEAVERESPONSE']._serialized_end=2054
-  _globals['_EXCHANGEREQUEST']._serialized_start=2057
-  _globals['_EXCHANGEREQUEST']._serialized_end=2434
-  _globals['_EXCHANGERESPONSE']._serialized_start=2437
-  _globals['_EXCHANGERESPONSE']._serialized_end=2883
-  _globals['_REFUSAL']._serialized_start=2886
-  _globals['_REFUSAL']._serialized_end=3030
-  _globals['_REFUSAL_METADATAENTRY']._serialized_start=2983
-  _globals['_REFUSAL_METADATAENTRY']._serialized_end=3030
-  _globals['_HEARTBEATREQUEST']._serialized_start=3032
-  _globals['_HEARTBEATREQUEST']._serialized_end=3093
-  _globals['_HEARTBEATRESPONSE']._serialized_start=3095
-  _globals['_HEARTBEATRESPONSE']._serialized_end=3158
-  _globals['_EMBEDDINGSERVICE']._serialized_start=3244
-  _globals['_EMBEDDINGSERVICE']._serialized_end=3804
+  _globals['_PULLREQUEST']._serialized_start=428
+  _globals['_PULLREQUEST']._serialized_end=578
+  _globals['_PULLRESPONSE']._serialized_start=581
+  _globals['_PULLRESPONSE']._serialized_end=747
+  _globals['_PULLCHANGEDREQUEST']._serialized_start=750
+  _globals['_PULLCHANGEDREQUEST']._serialized_end=930
+  _globals['_PULLCHANGEDRESPONSE']._serialized_start=933
+  _globals['_PULLCHANGEDRESPONSE']._serialized_end=1125
+  _globals['_PUSHREQUEST']._serialized_start=1128
+  _globals['_PUSHREQUEST']._serialized_end=1386
+  _globals['_PUSHRESPONSE']._serialized_start=1389
+  _globals['_PUSHRESPONSE']._serialized_end=1604
+  _globals['_ARRIVEREQUEST']._serialized_start=1607
+  _globals['_ARRIVEREQUEST']._serialized_end=1745
+  _globals['_ARRIVERESPONSE']._serialized_start=1748
+  _globals['_ARRIVERESPONSE']._serialized_end=1893
+  _globals['_JOINGROUPREQUEST']._serialized_start=1896
+  _globals['_JOINGROUPREQUEST']._serialized_end=2048
+  _globals['_JOINGROUPRESPONSE']._serialized_start=2050
+  _globals['_JOINGROUPRESPONSE']._serialized_end=2133
+  _globals['_CLOSENUMBERREQUEST']._serialized_start=2135
+  _globals['_CLOSENUMBERREQUEST']._serialized_end=2254
+  _globals['_CLOSENUMBERRESPONSE']._serialized_start=2257
+  _globals['_CLOSENUMBERRESPONSE']._serialized_end=2385
+  _globals['_LEAVEREQUEST']._serialized_start=2387
+  _globals['_LEAVEREQUEST']._serialized_end=2444
+  _globals['_LEAVERESPONSE']._serialized_start=2446
+  _globals['_LEAVERESPONSE']._serialized_end=2505
+  _globals['_EXCHANGEREQUEST']._serialized_start=2508
+  _globals['_EXCHANGEREQUEST']._serialized_end=2941
+  _globals['_EXCHANGERESPONSE']._serialized_start=2944
+  _globals['_EXCHANGERESPONSE']._serialized_end=3447
+  _globals['_REFUSAL']._serialized_start=3450
+  _globals['_REFUSAL']._serialized_end=3594
+  _globals['_REFUSAL_METADATAENTRY']._serialized_start=3547
+  _globals['_REFUSAL_METADATAENTRY']._serialized_end=3594
+  _globals['_HEARTBEATREQUEST']._serialized_start=3596
+  _globals['_HEARTBEATREQUEST']._serialized_end=3657
+  _globals['_HEARTBEATRESPONSE']._serialized_start=3659
+  _globals['_HEARTBEATRESPONSE']._serialized_end=3722
+  _globals['_EMBEDDINGSERVICE']._serialized_start=3808
+  _globals['_EMBEDDINGSERVICE']._serialized_end=4368
 # @@protoc_insertion_point(module_scope)

@@ -132,7 +132,11 @@ class PullRequest(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     SECTIONS_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
     ROW_IDS_FIELD_NUMBER: _builtins.int
+    chunk_bytes: _builtins.int
+    """Bytes of rows that one message of the answer holds at most, on a stream. Zero: the answer is one message."""
     row_ids: _builtins.bytes
     """Ids as little-endian int64, all sections after each other; duplicates allowed."""
     @_builtins.property
@@ -143,16 +147,22 @@ class PullRequest(_message.Message):
     def sections(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Section]:
         """The tables, in the order of row_ids."""
 
+    @_builtins.property
+    def padding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Fills the message up so that what follows lies aligned; nobody looks at it."""
+
     def __init__(
         self,
         *,
         header: _common_pb2.RequestHeader | None = ...,
         sections: _abc.Iterable[_common_pb2.Section] | None = ...,
+        chunk_bytes: _builtins.int = ...,
+        padding: _abc.Iterable[_builtins.bytes] | None = ...,
         row_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "row_ids", b"row_ids", "sections", b"sections"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "header", b"header", "padding", b"padding", "row_ids", b"row_ids", "sections", b"sections"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -167,9 +177,12 @@ class PullResponse(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     SECTIONS_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
-    """Weights, row-major, all sections after each other, in the order of row_ids."""
+    """Weights, row-major, all sections after each other, in the order of row_ids. Of a chunk: the next bytes of them; chunk 0 has
+    header, steps and sections, the others a header alone.
+    """
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Header."""
@@ -182,21 +195,124 @@ class PullResponse(_message.Message):
     def sections(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Section]:
         """The request's sections, with the dtype of their rows."""
 
+    @_builtins.property
+    def padding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Fills the message up so that what follows lies aligned; nobody looks at it."""
+
     def __init__(
         self,
         *,
         header: _common_pb2.ResponseHeader | None = ...,
         steps: _abc.Iterable[_common_pb2.TableStep] | None = ...,
         sections: _abc.Iterable[_common_pb2.Section] | None = ...,
+        padding: _abc.Iterable[_builtins.bytes] | None = ...,
         rows: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "rows", b"rows", "sections", b"sections", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "padding", b"padding", "rows", b"rows", "sections", b"sections", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PullResponse: _TypeAlias = PullResponse  # noqa: Y015
+
+@_typing.final
+class PullChangedRequest(_message.Message):
+    """Asks which rows have changed since they were read, and for these. On a stream only."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    SECTIONS_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    CHANGE_NUMBER_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
+    ROW_IDS_FIELD_NUMBER: _builtins.int
+    chunk_bytes: _builtins.int
+    """As in PullRequest."""
+    change_number: _builtins.int
+    """change_number of the answer that the rows were read with, on the timeline of the header."""
+    row_ids: _builtins.bytes
+    """Ids as little-endian int64, all sections after each other; duplicates allowed."""
+    @_builtins.property
+    def header(self) -> _common_pb2.RequestHeader:
+        """Header; number is zero."""
+
+    @_builtins.property
+    def sections(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Section]:
+        """The tables, in the order of row_ids."""
+
+    @_builtins.property
+    def padding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Fills the message up so that what follows lies aligned; nobody looks at it."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.RequestHeader | None = ...,
+        sections: _abc.Iterable[_common_pb2.Section] | None = ...,
+        chunk_bytes: _builtins.int = ...,
+        change_number: _builtins.int = ...,
+        padding: _abc.Iterable[_builtins.bytes] | None = ...,
+        row_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "chunk_bytes", b"chunk_bytes", "header", b"header", "padding", b"padding", "row_ids", b"row_ids", "sections", b"sections"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullChangedRequest: _TypeAlias = PullChangedRequest  # noqa: Y015
+
+@_typing.final
+class PullChangedResponse(_message.Message):
+    """The rows that have changed: those that a later change has touched, created or deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    SECTIONS_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    positions: _builtins.bytes
+    """Positions of the changed rows among the request's row_ids, all sections together, as little-endian uint32, ascending."""
+    rows: _builtins.bytes
+    """Their weights, row-major, in this order. In chunks as in PullResponse; positions come in chunk 0."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Header."""
+
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TableStep]:
+        """Step of each section's table at the moment of the read, in the order of the request's sections."""
+
+    @_builtins.property
+    def sections(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Section]:
+        """The request's sections, with num_rows of those that changed."""
+
+    @_builtins.property
+    def padding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Fills the message up so that what follows lies aligned; nobody looks at it."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        steps: _abc.Iterable[_common_pb2.TableStep] | None = ...,
+        sections: _abc.Iterable[_common_pb2.Section] | None = ...,
+        padding: _abc.Iterable[_builtins.bytes] | None = ...,
+        positions: _builtins.bytes = ...,
+        rows: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "padding", b"padding", "positions", b"positions", "rows", b"rows", "sections", b"sections", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullChangedResponse: _TypeAlias = PullChangedResponse  # noqa: Y015
 
 @_typing.final
 class PushRequest(_message.Message):
@@ -211,6 +327,7 @@ class PushRequest(_message.Message):
     SECTIONS_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     CONTRIBUTION_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
     ROW_IDS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
@@ -235,6 +352,10 @@ class PushRequest(_message.Message):
     def sections(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Section]:
         """The tables that step, in the order of row_ids; each table at most once. In chunk 0 only."""
 
+    @_builtins.property
+    def padding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Fills the message up so that what follows lies aligned; nobody looks at it."""
+
     def __init__(
         self,
         *,
@@ -243,12 +364,13 @@ class PushRequest(_message.Message):
         sections: _abc.Iterable[_common_pb2.Section] | None = ...,
         total_bytes: _builtins.int = ...,
         contribution: _group_pb2.ContributionKind.ValueType = ...,
+        padding: _abc.Iterable[_builtins.bytes] | None = ...,
         row_ids: _builtins.bytes = ...,
         rows: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contribution", b"contribution", "header", b"header", "options", b"options", "row_ids", b"row_ids", "rows", b"rows", "sections", b"sections", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contribution", b"contribution", "header", b"header", "options", b"options", "padding", b"padding", "row_ids", b"row_ids", "rows", b"rows", "sections", b"sections", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -581,6 +703,7 @@ class ExchangeRequest(_message.Message):
     DELETE_ROWS_FIELD_NUMBER: _builtins.int
     CLEAR_MOMENTS_FIELD_NUMBER: _builtins.int
     ARRIVE_FIELD_NUMBER: _builtins.int
+    PULL_CHANGED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def pull(self) -> Global___PullRequest:
         """Read weights."""
@@ -609,6 +732,10 @@ class ExchangeRequest(_message.Message):
     def arrive(self) -> Global___ArriveRequest:
         """Wait for a step's decision; home only."""
 
+    @_builtins.property
+    def pull_changed(self) -> Global___PullChangedRequest:
+        """Read weights that have changed."""
+
     def __init__(
         self,
         *,
@@ -619,12 +746,13 @@ class ExchangeRequest(_message.Message):
         delete_rows: _row_pb2.DeleteRowsRequest | None = ...,
         clear_moments: _row_pb2.ClearMomentsRequest | None = ...,
         arrive: Global___ArriveRequest | None = ...,
+        pull_changed: Global___PullChangedRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arrive", b"arrive", "assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrive", b"arrive", "assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "pull_changed", b"pull_changed", "push", b"push", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrive", b"arrive", "assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrive", b"arrive", "assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "pull_changed", b"pull_changed", "push", b"push", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["pull", "push", "close_number", "assign_rows", "delete_rows", "clear_moments", "arrive"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["pull", "push", "close_number", "assign_rows", "delete_rows", "clear_moments", "arrive", "pull_changed"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -645,6 +773,7 @@ class ExchangeResponse(_message.Message):
     CLEAR_MOMENTS_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     ARRIVE_FIELD_NUMBER: _builtins.int
+    PULL_CHANGED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """The request it answers."""
     @_builtins.property
@@ -679,6 +808,10 @@ class ExchangeResponse(_message.Message):
     def arrive(self) -> Global___ArriveResponse:
         """A step was decided, or is not yet."""
 
+    @_builtins.property
+    def pull_changed(self) -> Global___PullChangedResponse:
+        """Weights that have changed."""
+
     def __init__(
         self,
         *,
@@ -691,12 +824,13 @@ class ExchangeResponse(_message.Message):
         clear_moments: _row_pb2.ClearMomentsResponse | None = ...,
         refusal: Global___Refusal | None = ...,
         arrive: Global___ArriveResponse | None = ...,
+        pull_changed: Global___PullChangedResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arrive", b"arrive", "assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "refusal", b"refusal", "response", b"response"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrive", b"arrive", "assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "pull_changed", b"pull_changed", "push", b"push", "refusal", b"refusal", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrive", b"arrive", "assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "push", b"push", "refusal", b"refusal", "request_id", b"request_id", "response", b"response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrive", b"arrive", "assign_rows", b"assign_rows", "clear_moments", b"clear_moments", "close_number", b"close_number", "delete_rows", b"delete_rows", "pull", b"pull", "pull_changed", b"pull_changed", "push", b"push", "refusal", b"refusal", "request_id", b"request_id", "response", b"response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["pull", "push", "close_number", "assign_rows", "delete_rows", "clear_moments", "refusal", "arrive"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["pull", "push", "close_number", "assign_rows", "delete_rows", "clear_moments", "refusal", "arrive", "pull_changed"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 

@@ -339,7 +339,7 @@ def test_a_shard_that_restarts_within_the_change_leaves_it_to_a_repeat(cluster: 
 
 def test_the_same_request_twice_at_once_is_one_change(cluster: Cluster) -> None:
     for admin in cluster.admins:
-        admin.get("/v1/none")  # FastAPI builds its routes at the first request, with the warnings of the whole process turned off
+        admin.get("/v1/none")  # FastAPI builds its routes now, with the process's warnings turned off
     together, turns = threading.Barrier(2, timeout=30), itertools.count()
 
     def meet() -> None:

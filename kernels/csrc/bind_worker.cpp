@@ -1,0 +1,85 @@
+// Python functions for what lies between arrays and messages. shardam_kernels/native.py is their typed front.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <tuple>
+
+#include "arrays.h"
+#include "bindings.h"
+#include "distinct.h"
+
+namespace shardam {
+namespace {
+
+constexpr std::int64_t kMaxShards = 4096;
+
+void require_shards(std::int64_t num_shards) {
+  if (num_shards < 1 || num_shards > kMaxShards) {
+    throw std::invalid_argument("num_shards must be 1 to 4096, got " + std::to_string(num_shards));
+  }
+}
+
+std::tuple<OutIds, OutIds, OutIds> distinct(Ids row_ids, std::int64_t num_shards) {
+  require_shards(num_shards);
+  if (row_ids.size() > std::size_t{std::numeric_limits<std::int32_t>::max()}) {
+    throw std::invalid_argument("at most 2^31 - 1 ids at once, got " + std::to_string(row_ids.size()));
+  }
+  std::vector<std::int64_t> places(row_ids.size());
+  DistinctIds found;
+  {
+    nb::gil_scoped_release release;
+    found = distinct_ids(row_ids.data(), static_cast<std::int64_t>(row_ids.size()), num_shards, places.data());
+  }
+  return {to_array(std::move(found.row_ids)), to_array(std::move(places)), to_array(std::move(found.ends))};
+}
+
+std::tuple<std::optional<OutIds>, OutIds> split(Ids row_ids, std::int64_t num_shards) {
+  require_shards(num_shards);
+  ShardSplit found;
+  {
+    nb::gil_scoped_release release;
+    found = split_by_shard(row_ids.data(), static_cast<std::int64_t>(row_ids.size()), num_shards);
+  }
+  std::optional<OutIds> order;
+  if (!found.order.empty()) order = to_array(std::move(found.order));
+  return {std::move(order), to_array(std::move(found.ends))};
+}
+
+using OutBytes = Array1<std::uint8_t>;
+
+// A bytes object of prefixes and payloads, and each payload as an array into which it is yet to be written. Python's own API
+// allows to write into a bytes object that nobody else has seen.
+std::tuple<nb::bytes, std::vector<OutBytes>> new_message(const std::vector<nb::bytes>& prefixes,
+                                                         const std::vector<std::size_t>& sizes) {
+  require_equal("sizes", sizes.size(), "prefixes", prefixes.size());
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) total += prefixes[i].size() + sizes[i];
+  PyObject* raw = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(total));
+  if (raw == nullptr) throw nb::python_error();
+  nb::bytes message = nb::steal<nb::bytes>(raw);
+  char* at = PyBytes_AS_STRING(raw);
+  std::vector<OutBytes> payloads;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    std::memcpy(at, prefixes[i].c_str(), prefixes[i].size());
+    at += prefixes[i].size();
+    payloads.emplace_back(reinterpret_cast<std::uint8_t*>(at), std::initializer_list<std::size_t>{sizes[i]}, message);
+    at += sizes[i];
+  }
+  return {std::move(message), std::move(payloads)};
+}
+
+}  // namespace
+
+void bind_worker(nb::module_& module) {
+  module.def("distinct_ids", &distinct, exact("row_ids"), nb::arg("num_shards"), "Returns (row_ids, places, ends).");
+  module.def("split_by_shard", &split, exact("row_ids"), nb::arg("num_shards"),
+             "Returns (order, ends); order is None if the ids lie by shard.");
+  module.def("new_message", &new_message, nb::arg("prefixes"), nb::arg("sizes"),
+             "Returns a bytes object and its payloads, uninitialised and writable.");
+}
+
+}  // namespace shardam
