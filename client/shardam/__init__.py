@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from shardam import errors, init
 from shardam._checkpoint_job import CheckpointJob
 from shardam._checkpoint_values import CheckpointInfo, RestoreReport, TableReport
+from shardam._cluster_timings import timings_collector
 from shardam._connect import connect
 from shardam._table_files import ExportReport, ImportReport
+from shardam._timings import PhaseTimes
 from shardam.cluster import Cluster
 from shardam.local import LocalCluster
 from shardam.table import PushResult, Rows, Table, TableInfo, TableStats
@@ -52,6 +54,8 @@ __all__ = [
     "EmbeddingCollection",
     "SparseAdam",
     "GradScaler",
+    "PhaseTimes",
+    "timings_collector",
     "localize",
     "init",
     "errors",

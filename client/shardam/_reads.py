@@ -59,6 +59,78 @@ def read_weights(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]], *
     return session.ask(lambda shards: _read_weights(session, shards, wanted, step))
 
 
+@dataclasses.dataclass(frozen=True)
+class ShardVersion:
+    """Up to which change of one shard rows were read.
+
+    Attributes:
+        epoch: epoch of the route map by which it owns them.
+        incarnation: process life that read them; another one may have lost changes that nobody was told of.
+        lineage: lineage of its state.
+        timeline: timeline of its state.
+        change_number: changes that it had applied.
+    """
+
+    epoch: int
+    incarnation: int
+    lineage: int
+    timeline: int
+    change_number: int
+
+
+Versions = tuple[ShardVersion, ...]
+"""Of each shard, by index."""
+
+
+class PendingRead:
+    """A read that is under way."""
+
+    def __init__(self, session: Session, wanted: Sequence[tuple[TableInfo, Int64s]], training: bool) -> None:
+        self._rows = read_weights(session, wanted, training=training)
+        self.versions: Versions = ()
+
+    def result(self) -> list[Float32s]:
+        """Waits for the rows: float32 [N, dim] of each table, writable. `versions` says from then on which they are.
+
+        Raises:
+            ShardamError: as Session.answer.
+        """
+        return self._rows
+
+
+def read_weights_later(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]], *, training: bool = False) -> PendingRead:
+    """Asks for weights as read_weights does, and does not wait for them."""
+    return PendingRead(session, wanted, training)
+
+
+def read_changed(
+    session: Session,
+    wanted: Sequence[tuple[TableInfo, Int64s]],
+    versions: Versions,
+    rows: Sequence[Float32s],
+    *,
+    training: bool = False,
+) -> int:
+    """Brings rows that were read before to the state of now.
+
+    Args:
+        session: the client.
+        wanted: as they were read.
+        versions: of that read.
+        rows: its results; rows that have changed since are replaced in place. After an error they are of no single moment.
+        training: as for read_weights.
+
+    Returns:
+        How many rows came anew.
+
+    Raises:
+        ShardamError: as Session.answer.
+    """
+    for old, new in zip(rows, read_weights(session, wanted, training=training), strict=True):
+        old[...] = new
+    return sum(row_ids.size for _, row_ids in wanted)
+
+
 def _read_weights(session: Session, shards: Shards, wanted: Sequence[tuple[TableInfo, Int64s]], step: int) -> list[Float32s]:
     results = [np.empty((row_ids.size, info.spec.dim), np.float32) for info, row_ids in wanted]
     messages = _pull_messages(shards, wanted)

@@ -57,6 +57,7 @@ class Session:
 
     Attributes:
         client_id: 16 random bytes.
+        timings: where its times are counted.
         cluster_id: the cluster's id.
         shards: the shards of the present route map.
         moving: whether the cluster is on its way to other shards.
@@ -71,6 +72,7 @@ class Session:
 
     def __init__(self, options: SessionOptions, connection: redis.Redis, keys: Keys) -> None:
         self.options = options
+        self.timings = options.timings
         self.client_id = secrets.token_bytes(CLIENT_ID_BYTES)
         self.cluster_id = ""
         self.shards = Shards(RouteMap(1, 1), ())

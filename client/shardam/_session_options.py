@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from shardam._group import GroupOptions
+from shardam._timings import Timings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +18,7 @@ class SessionOptions:
         token: its token, or None.
         shard_timeout_s: how long a call is tried before it fails.
         group: the client's place in a group; None: async.
+        timings: where its times are counted, from one client to the next that takes its place.
     """
 
     redis_url: str
@@ -24,3 +26,4 @@ class SessionOptions:
     token: str | None
     shard_timeout_s: float
     group: GroupOptions | None = None
+    timings: Timings = dataclasses.field(default_factory=Timings, compare=False, repr=False)
