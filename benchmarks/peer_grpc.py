@@ -42,9 +42,7 @@ class _Handler(grpc.GenericRpcHandler):
 
 def serve(num_rows: int, dim: int) -> None:
     """Serves for ever."""
-    server = grpc.server(
-        futures.ThreadPoolExecutor(MOST_STREAMS), handlers=[_Handler(num_rows, dim)], options=UNLIMITED
-    )
+    server = grpc.server(futures.ThreadPoolExecutor(MOST_STREAMS), handlers=[_Handler(num_rows, dim)], options=UNLIMITED)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     print(port, flush=True)

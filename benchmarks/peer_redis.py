@@ -24,7 +24,7 @@ LOADED_AT_ONCE = 10_000
 START_S, ASK_AGAIN_S = 30.0, 0.02
 
 
-def parser() -> str:
+def parser_name() -> str:
     """Returns what takes answers apart: hiredis, in C, if it is installed."""
     return "hiredis" if importlib.util.find_spec("hiredis") else "redis-py's own parser"
 

@@ -16,7 +16,7 @@ def serve(module: str, num_rows: int, dim: int) -> None:
     """Serves until the process ends; a problem ends it."""
     try:
         importlib.import_module(module).serve(num_rows, dim)
-    except Exception:  # the thread's edge
+    except Exception:  # noqa: BLE001  # the thread's edge
         traceback.print_exc()
         os._exit(1)
 
