@@ -24,6 +24,7 @@ from shardam_proto.schema import TableSpec
 
 if TYPE_CHECKING:
     from shardam._localize import localize
+    from shardam._prefetch import prefetch
     from shardam.amp import GradScaler
     from shardam.collection import EmbeddingCollection
     from shardam.embedding import Embedding
@@ -54,6 +55,7 @@ __all__ = [
     "EmbeddingCollection",
     "SparseAdam",
     "GradScaler",
+    "prefetch",
     "PhaseTimes",
     "timings_collector",
     "localize",
@@ -70,6 +72,7 @@ _NEED_TORCH = {
     "SparseAdam": "shardam.optimizer",
     "GradScaler": "shardam.amp",
     "localize": "shardam._localize",
+    "prefetch": "shardam._prefetch",
 }
 """Public name -> the module that has it."""
 

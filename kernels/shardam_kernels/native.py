@@ -40,6 +40,7 @@ __all__ = [
     "new_message",
     "read_component",
     "split_by_shard",
+    "sum_places",
     "write_component",
 ]
 
@@ -268,6 +269,18 @@ def split_by_shard(row_ids: Int64s, num_shards: int) -> tuple[Int64s | None, Int
         int64 [num_shards], behind each shard's last one in order).
     """
     return _native.split_by_shard(row_ids, num_shards)
+
+
+def sum_places(gradients: Float32s, places: Int64s, out: Float32s, skipped: int | None = None) -> None:
+    """Sums the gradients of each place, left to right in float32 from zero on, as torch's backward of an embedding does.
+
+    Args:
+        gradients: float32 [N, dim], each row contiguous.
+        places: int64 [N], each 0 to U - 1.
+        out: float32 [U, dim], written; zeros where no gradient belongs.
+        skipped: place that gets none.
+    """
+    _native.sum_places(gradients, places, skipped, out)
 
 
 def new_message(prefixes: Sequence[bytes], sizes: Sequence[int]) -> tuple[bytes, list[Uint8s]]:
