@@ -2,8 +2,8 @@
 
 Usage: python benchmarks/scale.py [--full] [--rows N] [--json] [--smoke] [--check] [--rounds N] [--runs N] [NAME ...]
 
-Needs the built package, on Linux. Dim 16, float32, both moments; ids are distinct and drawn uniformly, so that the larger a table,
-the more of its rows are in no cache. The client runs on the first core that this process may use, one shard on the last.
+Needs the built package, on Linux. Dim 16, float32, both moments; ids are distinct and drawn uniformly, so that the larger a
+table, the more of its rows are in no cache. The client runs on the first core that this process may use, one shard on the last.
 
 - rows-pull, rows-push: 16,384 ids a call, from tables of 100,000 to --rows rows.
 - tables-pull, tables-push: 524,288 ids a call from 1 to 1,000 tables of 1M rows together, in one request.
@@ -11,8 +11,8 @@ the more of its rows are in no cache. The client runs on the first core that thi
 - workers: steps (a pull and a push of 2,048 Zipf ids) of 1 to 4 processes that share one shard and a core. Without a goal.
 - shards: a pull and a push of 16,384 ids on 1 to 4 shards that share the cores. Without a goal.
 
-A figure is the rate at the axis' last point beside that at its first; the details have every point, the exponent of the cost per
-row, and the shards' kernels alone. --full goes to 30M rows (9 GB), 5,000 tables, 8 workers and 8 shards.
+A figure is the rate at the axis' last point beside that at its first; the details have every point, the exponent of the cost
+per row, and the shards' kernels alone. --full goes to 30M rows (9 GB), 5,000 tables, 8 workers and 8 shards.
 """
 
 from __future__ import annotations
@@ -272,10 +272,11 @@ def push_all(cluster: shardam.Cluster, parts: Sequence[Part]) -> None:
 
 
 def curves(axes: Axes) -> list[Curve]:
-    found = []
-    for name, make in (("rows", axes.rows), ("tables", axes.tables)):
-        for kind in ("pull", "push"):
-            found.append(Curve(f"{name}-{kind}", name, GROWTH_GOAL, functools.partial(make, push=kind == "push")))
+    found = [
+        Curve(f"{name}-{kind}", name, GROWTH_GOAL, functools.partial(make, push=kind == "push"))
+        for name, make in (("rows", axes.rows), ("tables", axes.tables))
+        for kind in ("pull", "push")
+    ]
     return [*found, Curve("workers", "workers", NO_GOAL, axes.workers), Curve("shards", "shards", NO_GOAL, axes.shards)]
 
 
