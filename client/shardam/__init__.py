@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from shardam import errors, init
 from shardam._checkpoint_job import CheckpointJob
 from shardam._checkpoint_values import CheckpointInfo, RestoreReport, TableReport
+from shardam._cluster_timings import timings_collector
 from shardam._connect import connect
 from shardam._table_files import ExportReport, ImportReport
+from shardam._timings import PhaseTimes
 from shardam.cluster import Cluster
 from shardam.local import LocalCluster
-from shardam.table import PushResult, Rows, Table, TableInfo, TableStats
+from shardam.table import PendingPull, PushResult, Rows, Table, TableInfo, TableStats
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.schema import TableSpec
 
@@ -39,6 +41,7 @@ __all__ = [
     "TableInfo",
     "TableStats",
     "Rows",
+    "PendingPull",
     "PushResult",
     "ExportReport",
     "ImportReport",
@@ -52,6 +55,8 @@ __all__ = [
     "EmbeddingCollection",
     "SparseAdam",
     "GradScaler",
+    "PhaseTimes",
+    "timings_collector",
     "localize",
     "init",
     "errors",

@@ -166,5 +166,13 @@ def distinct_ids(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), or
 def split_by_shard(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_shards: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None, Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]]:
     """Returns (order, ends); order is None if the ids lie by shard."""
 
+def is_merged(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], unscale: float) -> bool:
+    """
+    Returns whether ids are distinct and all values so small that no shard refuses them.
+    """
+
+def writable(values: object) -> Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]:
+    """Returns the same floats, writable."""
+
 def new_message(prefixes: Sequence[bytes], sizes: Sequence[int]) -> tuple[bytes, list[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]]]:
     """Returns a bytes object and its payloads, uninitialised and writable."""

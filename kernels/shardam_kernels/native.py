@@ -36,10 +36,12 @@ __all__ = [
     "gather_weights",
     "group_gradients",
     "initialize",
+    "is_merged",
     "merge_gradients",
     "new_message",
     "read_component",
     "split_by_shard",
+    "writable",
     "write_component",
 ]
 
@@ -268,6 +270,32 @@ def split_by_shard(row_ids: Int64s, num_shards: int) -> tuple[Int64s | None, Int
         int64 [num_shards], behind each shard's last one in order).
     """
     return _native.split_by_shard(row_ids, num_shards)
+
+
+def is_merged(row_ids: Int64s, gradients: Float32s, unscale: float) -> bool:
+    """Says whether a gradient is its own sum: every id there once, and every value so small that none can be refused.
+
+    Args:
+        row_ids: int64 [N].
+        gradients: float32 [N, dim].
+        unscale: float32(1 / grad_scale).
+
+    Returns:
+        True, or False where merge_gradients has to look.
+    """
+    return _native.is_merged(row_ids, gradients, unscale)
+
+
+def writable(values: Float32s) -> Float32s:
+    """Makes floats writable that lie in a bytes object; it must be nobody else's, since bytes do not change as a rule.
+
+    Args:
+        values: float32 [N], of a message that has been received.
+
+    Returns:
+        The same ones, float32 [N].
+    """
+    return _native.writable(values)
 
 
 def new_message(prefixes: Sequence[bytes], sizes: Sequence[int]) -> tuple[bytes, list[Uint8s]]:

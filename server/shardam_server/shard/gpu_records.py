@@ -221,6 +221,16 @@ class GpuRecords:
         with self._device.work():
             self._saturated += self._kernels.adam_update(self._records, staged.on_device, staged.factors)
 
+    def gather_into(self, index: native.RowIndex, row_ids: Int64s, out: Float32s) -> None:
+        """Writes the weights of rows to out, float32 [N, dim]; of one that the index does not have, its initial weight.
+
+        Raises:
+            MemoryError: the device has no room for them; out holds anything.
+        """
+        slots = np.empty(row_ids.size, np.int64)
+        index.lookup(row_ids, slots)
+        out[:] = self.gather(slots, row_ids)
+
     def gather(self, slots: Int64s, row_ids: Int64s) -> Float32s:
         """Returns weights, float32 [N, dim]; the initial weight where a slot is -1.
 

@@ -90,6 +90,15 @@ class Records(Protocol):
         """Applies a staged step."""
         ...
 
+    def gather_into(self, index: native.RowIndex, row_ids: Int64s, out: Float32s) -> None:
+        """Writes the weights of rows to out, float32 [N, dim]; of one that the index does not have, its initial weight.
+
+        Raises:
+            IndexError: an id lies outside the index; out holds anything.
+            MemoryError: the device has no room for them; out holds anything.
+        """
+        ...
+
     def gather(self, slots: Int64s, row_ids: Int64s) -> Float32s:
         """Returns weights, float32 [N, dim]; the initial weight where a slot is -1."""
         ...
@@ -226,6 +235,12 @@ class CpuRecords:
         self._saturated += native.adam_update(
             self._records, staged.slots, staged.merged.gradients, staged.factors, staged.steps, self._num_threads
         )
+
+    def gather_into(self, index: native.RowIndex, row_ids: Int64s, out: Float32s) -> None:
+        """Writes the weights of rows to out, float32 [N, dim]; of one that the index does not have, its initial weight."""
+        slots = np.empty(row_ids.size, np.int64)
+        index.lookup(row_ids, slots)
+        native.gather_weights(self._records, slots, row_ids, self._initial, out, self._num_threads)
 
     def gather(self, slots: Int64s, row_ids: Int64s) -> Float32s:
         """Returns weights, float32 [N, dim]; the initial weight where a slot is -1."""

@@ -352,6 +352,14 @@ class RowStorage:
             _picked(self._change_numbers, slots),
         )
 
+    def gather_into(self, row_ids: Int64s, out: Float32s) -> None:
+        """Writes weights by id to out, float32 [N, dim]; the initial weight of a row that does not exist.
+
+        Raises:
+            IndexError: an id lies outside a bounded table; out holds anything.
+        """
+        self._records.gather_into(self._index, row_ids, out)
+
     def gather(self, slots: Int64s, row_ids: Int64s) -> Float32s:
         """Returns weights by slot, float32 [N, dim]; the initial weight of the id where a slot is -1."""
         return self._records.gather(slots, row_ids)

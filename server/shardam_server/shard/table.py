@@ -324,9 +324,27 @@ class Table:
 
     # -- reads; the caller holds the lock for reading
 
+    def gather_into(self, row_ids: Int64s, out: Float32s) -> None:
+        """Writes weights where they will travel from; a row that does not exist has its initial weight and is not created.
+
+        Args:
+            row_ids: int64 [N]; checked on the way.
+            out: float32 [N, dim], contiguous, at any place that a float32 may have.
+
+        Raises:
+            IdOutOfRange: as check_ids; out holds anything.
+        """
+        try:
+            self.storage.gather_into(row_ids, out)
+        except IndexError:
+            self.check_ids(row_ids)  # names the ids
+            raise
+
     def gather(self, row_ids: Int64s) -> Float32s:
-        """Returns weights, float32 [N, dim]; a row that does not exist has its initial weight and is not created."""
-        return self.storage.gather(self.storage.lookup(row_ids), row_ids)
+        """Returns weights, float32 [N, dim], as gather_into writes them."""
+        out = np.empty((row_ids.size, self.spec.dim), np.float32)
+        self.gather_into(row_ids, out)
+        return out
 
     def read(self, row_ids: Int64s, *, include_optimizer: bool) -> RowBatch:
         """Returns rows in the order asked for."""

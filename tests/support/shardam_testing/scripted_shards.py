@@ -340,7 +340,11 @@ def scripted_cluster(count: int) -> Iterator[tuple[ClusterView, list[ScriptedSha
 
 @contextlib.contextmanager
 def scripted_session(
-    count: int, shard_timeout_s: float = 20.0, client_lease_s: float = 30.0, group: GroupOptions | None = None
+    count: int,
+    shard_timeout_s: float = 20.0,
+    client_lease_s: float = 30.0,
+    group: GroupOptions | None = None,
+    chunk_bytes: int | None = None,
 ) -> Iterator[tuple[Session, list[ScriptedShard]]]:
     """Starts scripted shards and opens a client on them. There is no Redis behind it: addresses stay as they are.
 
@@ -353,6 +357,8 @@ def scripted_session(
             shard.client_lease_s = client_lease_s
             shard.group = scripted_group
         options = SessionOptions(nowhere, "scripted", None, shard_timeout_s, group)
+        if chunk_bytes is not None:
+            options = dataclasses.replace(options, chunk_bytes=chunk_bytes)
         session = Session(options, connect_redis(nowhere), Keys("scripted"))
         try:
             session.start(view, Deadline(shard_timeout_s))

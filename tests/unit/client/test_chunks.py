@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from shardam_testing.scripted_client import ScriptedClient, pushed, scripted_client
 from shardam_testing.scripted_shards import LOSE_ANSWER, SWALLOW
 
-from shardam import _messages
 from shardam._messages import Payload, PushPart
 from shardam.errors import QueueFull, RowLimit
-from shardam_proto.v1 import common_pb2
+from shardam_proto.v1 import common_pb2, embedding_pb2
 
 CHUNK = 4096
 ROWS = 1000
@@ -24,9 +23,8 @@ NUM_CHUNKS = -(-ROWS * (8 + 4 * DIM) // CHUNK)
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedClient]:
-    monkeypatch.setattr(_messages, "CHUNK_BYTES", CHUNK)
-    with scripted_client(2) as client:
+def client() -> Iterator[ScriptedClient]:
+    with scripted_client(2, chunk_bytes=CHUNK) as client:
         yield client
 
 
@@ -91,9 +89,8 @@ def test_a_large_part_refused_for_good_is_closed_without_chunks(client: Scripted
     assert [ending[:2] for ending in client.shards[1].closed] == [(1, "void"), (2, "push")]
 
 
-def test_an_unanswered_large_part_is_resent_over_the_same_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_messages, "CHUNK_BYTES", CHUNK)
-    with scripted_client(1, shard_timeout_s=2.0) as client:
+def test_an_unanswered_large_part_is_resent_over_the_same_stream() -> None:
+    with scripted_client(1, shard_timeout_s=2.0, chunk_bytes=CHUNK) as client:
         client.shards[0].faults.append(SWALLOW)
         large(client, 0)
         client.queue(0)
@@ -108,9 +105,8 @@ def test_chunks_put_together_are_the_part_and_ids_come_before_rows(sizes: list[t
     rows = [np.arange(count * dim, dtype=np.float32).reshape(count, dim) for count, dim in sizes]
     sections = [common_pb2.Section(table_id=index + 1, num_rows=ids.size) for index, ids in enumerate(row_ids)]
     part = PushPart([common_pb2.AdamOptions(lr=1.0)], sections, Payload(row_ids), Payload(rows))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_messages, "CHUNK_BYTES", chunk_bytes)
-        pushes = [message.push for message in part.messages(common_pb2.RequestHeader(number=7, request_id=9))]
+    messages = part.messages(common_pb2.RequestHeader(number=7, request_id=9), chunk_bytes)
+    pushes = [embedding_pb2.ExchangeRequest.FromString(message).push for message in messages]
     assert b"".join(push.row_ids for push in pushes) == b"".join(ids.tobytes() for ids in row_ids)
     assert b"".join(push.rows for push in pushes) == b"".join(gradients.tobytes() for gradients in rows)
     total = part.row_ids.num_bytes + part.rows.num_bytes

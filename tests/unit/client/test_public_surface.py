@@ -47,6 +47,8 @@ def test_all_lists_the_public_names() -> None:
         "EmbeddingCollection",
         "SparseAdam",
         "GradScaler",
+        "PhaseTimes",
+        "timings_collector",
         "localize",
         "init",
         "errors",

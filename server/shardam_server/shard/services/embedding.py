@@ -88,7 +88,9 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         self._shard.check_serving(request.header)
         self._shard.sequencer.check_room()
         return await self._shard.change(
-            lambda: self._pushes.apply(PushPart.of_message(request)), request.ByteSize(), mark_of(request.header)
+            lambda: self._pushes.apply(PushPart.of_message(request, request.row_ids, request.rows)),
+            request.ByteSize(),
+            mark_of(request.header),
         )
 
     async def CloseNumber(  # noqa: N802 - the service's name
@@ -103,10 +105,10 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
 
     async def Exchange(  # type: ignore[override]  # noqa: N802 - the service's name; the stubs know only generators
         self,
-        request_iterator: AsyncIterator[embedding_pb2.ExchangeRequest],
-        context: grpc.aio.ServicerContext[embedding_pb2.ExchangeRequest, embedding_pb2.ExchangeResponse],
+        request_iterator: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext[bytes, bytes],
     ) -> None:
-        """Serves one stream until its client ends it or the shard drains."""
+        """Serves one stream until its client ends it or the shard drains; the front leaves its messages as bytes."""
         await ExchangeStream(self._shard, self._work, context).run()
 
     async def Heartbeat(  # noqa: N802 - the service's name

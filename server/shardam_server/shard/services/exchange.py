@@ -14,18 +14,18 @@ import time
 from typing import Protocol
 
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from shardam_proto.errors import BadOption, ShardamError, ShardNotReady
-from shardam_proto.v1 import common_pb2, embedding_pb2, shard_pb2
-from shardam_server.shard.chunks import ChunkedPart
+from shardam_proto.v1 import common_pb2, embedding_pb2, row_pb2, shard_pb2
+from shardam_server.shard.chunks import Chunk, ChunkedPart
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.front import encoded_size, explain, is_cancelled
+from shardam_server.shard.front import explain, is_cancelled
 from shardam_server.shard.groups.waits import waits_for
 from shardam_server.shard.parking import Window
 from shardam_server.shard.services.exchange_chunks import StreamChunks, is_chunk
+from shardam_server.shard.services.exchange_messages import StreamRequest, read_request
 from shardam_server.shard.services.exchange_order import Answer, Apply, StreamOrder, within_budget
-from shardam_server.shard.services.pulls import Pulls
+from shardam_server.shard.services.pulls import Pull, Pulls
 from shardam_server.shard.services.pushes import Pushes, PushPart
 from shardam_server.shard.services.row_changes import RowChanges
 
@@ -63,26 +63,26 @@ class ExchangeWork:
     row_changes: RowChanges
     arrives: Arrives
 
-    def apply(self, message: embedding_pb2.ExchangeRequest, request_id: int) -> embedding_pb2.ExchangeResponse:
+    def apply(self, request: StreamRequest) -> embedding_pb2.ExchangeResponse:
         """Applies a change that came as one message; on the sequencer's thread.
 
         Raises:
             ShardamError: it is refused; nothing has changed.
         """
-        answer = embedding_pb2.ExchangeResponse(request_id=request_id)
-        match message.WhichOneof("request"):
-            case "push":
-                answer.push.CopyFrom(self.pushes.apply(PushPart.of_message(message.push)))
-            case "close_number":
-                answer.close_number.CopyFrom(self.pushes.close_number(message.close_number))
-            case "assign_rows":
-                answer.assign_rows.CopyFrom(self.row_changes.assign(message.assign_rows))
-            case "delete_rows":
-                answer.delete_rows.CopyFrom(self.row_changes.delete(message.delete_rows))
-            case "clear_moments":
-                answer.clear_moments.CopyFrom(self.row_changes.clear_moments(message.clear_moments))
-            case kind:
-                raise AssertionError(f"{kind} is no change")
+        answer = embedding_pb2.ExchangeResponse(request_id=request.header.request_id)
+        match request.message:
+            case embedding_pb2.PushRequest() as message:
+                answer.push.CopyFrom(self.pushes.apply(PushPart.of_message(message, request.row_ids, request.rows)))
+            case embedding_pb2.CloseNumberRequest() as message:
+                answer.close_number.CopyFrom(self.pushes.close_number(message))
+            case row_pb2.AssignRowsRequest() as message:
+                answer.assign_rows.CopyFrom(self.row_changes.assign(message))
+            case row_pb2.DeleteRowsRequest() as message:
+                answer.delete_rows.CopyFrom(self.row_changes.delete(message))
+            case row_pb2.ClearMomentsRequest() as message:
+                answer.clear_moments.CopyFrom(self.row_changes.clear_moments(message))
+            case _:
+                raise AssertionError(f"{request.kind} is no change")
         return answer
 
     def apply_chunks(self, part: ChunkedPart) -> embedding_pb2.ExchangeResponse:
@@ -118,14 +118,14 @@ class ExchangeStream:
     Args:
         shard: the shard.
         work: what requests do.
-        context: the call.
+        context: the call, which takes and gives messages as bytes.
     """
 
     def __init__(
         self,
         shard: ShardContext,
         work: ExchangeWork,
-        context: grpc.aio.ServicerContext[embedding_pb2.ExchangeRequest, embedding_pb2.ExchangeResponse],
+        context: grpc.aio.ServicerContext[bytes, bytes],
     ) -> None:
         self._shard = shard
         self._work = work
@@ -172,51 +172,56 @@ class ExchangeStream:
         while True:
             await self._window.wait_for_room()
             await self._shard.sequencer.wait_for_room()
-            try:
-                message = await self._context.read()
-            except DecodeError as error:
-                raise BadOption(
-                    f"the stream holds what is no ExchangeRequest: {error}; use matching shardam packages"
-                ) from error
-            if message is grpc.aio.EOF:  # type: ignore[comparison-overlap]  # the stubs leave it out
+            data = await self._context.read()
+            if data is grpc.aio.EOF:  # type: ignore[comparison-overlap]  # the stubs leave it out
                 return
-            self._shard.metrics.received_bytes.inc(message.ByteSize())
-            self._take(message)
+            self._shard.metrics.received_bytes.inc(len(data))
+            self._take(data)
 
-    def _take(self, message: embedding_pb2.ExchangeRequest) -> None:
-        """Admits a message or refuses it; a chunk that is not a part's last has no answer."""
-        kind = message.WhichOneof("request")
-        header = common_pb2.RequestHeader() if kind is None else getattr(message, kind).header
-        asked = _Asked(kind or "request", header.request_id, time.perf_counter())
+    def _take(self, data: bytes) -> None:
+        """Admits a message or refuses it; a chunk that is not a part's last has no answer.
+
+        Raises:
+            BadOption: it is not protobuf of this service: its sender means something else by this stream.
+        """
+        arrived = time.perf_counter()
+        request = read_request(data)
+        if request is None:
+            unknown = "the message holds none of the requests that this version knows; use matching shardam packages"
+            self._refuse(_Asked("request", 0, arrived), BadOption(unknown))
+            return
+        header = request.header
+        asked = _Asked(request.kind, header.request_id, arrived)
+        chunk = _chunk(request)
         try:
-            if kind is None:
-                raise BadOption("the message holds none of the requests that this version knows; use matching shardam packages")
-            _check_header(kind, header)
-            if kind == "push" and is_chunk(header):
-                self._admit_chunk(message.push, asked)
+            _check_header(request.kind, header)
+            if chunk is None:
+                self._admit(request, asked)
             else:
-                self._admit(message, asked, header)
+                self._admit_chunk(chunk, asked)
         except Exception as error:  # noqa: BLE001 - the edge of one request; explain() logs what is no refusal
-            if kind == "push" and is_chunk(header):
+            if chunk is not None:
                 self._chunks.forget(header)
             self._refuse(asked, error)
 
-    def _admit(self, message: embedding_pb2.ExchangeRequest, asked: _Asked, header: common_pb2.RequestHeader) -> None:
+    def _admit(self, request: StreamRequest, asked: _Asked) -> None:
+        header, message = request.header, request.message
         self._shard.check_serving(header)
-        if asked.kind == "pull":
-            held_bytes = message.ByteSize() + self._work.pulls.answer_bytes(message.pull)
-            self._start(dataclasses.replace(asked, held_bytes=held_bytes), self._pull(message.pull))
-        elif asked.kind == "arrive":
-            self._start(asked, lambda: self._arrive(message.arrive))
+        if isinstance(message, embedding_pb2.PullRequest):
+            pull = Pull(message, request.row_ids)
+            held_bytes = request.num_bytes + self._work.pulls.answer_bytes(message)
+            self._start(dataclasses.replace(asked, held_bytes=held_bytes), self._pull(pull))
+        elif isinstance(message, embedding_pb2.ArriveRequest):
+            self._start(asked, lambda: self._arrive(message))
         else:
             self._chunks.give_way(header)
-            self._change(asked, header, lambda: self._work.apply(message, asked.request_id), message.ByteSize())
+            self._change(asked, header, lambda: self._work.apply(request), request.num_bytes)
 
-    def _admit_chunk(self, push: embedding_pb2.PushRequest, asked: _Asked) -> None:
-        if self._chunks.is_refused(push.header):
+    def _admit_chunk(self, chunk: Chunk, asked: _Asked) -> None:
+        if self._chunks.is_refused(chunk.head.header):
             return
-        self._shard.check_serving(push.header, chunks=True)
-        part = self._chunks.take(push, asked.arrived)
+        self._shard.check_serving(chunk.head.header, chunks=True)
+        part = self._chunks.take(chunk, asked.arrived)
         if part is not None:
             whole = dataclasses.replace(asked, arrived=part.arrived)
             self._change(whole, part.head.header, lambda: self._work.apply_chunks(part), part.sizes.total_bytes)
@@ -229,9 +234,9 @@ class ExchangeStream:
         else:
             self._start(asked, self._order.change(header, apply, num_bytes))
 
-    def _pull(self, request: embedding_pb2.PullRequest) -> Answer:
+    def _pull(self, pull: Pull) -> Answer:
         """Lets a pull read once it may, within its budget."""
-        header = request.header
+        header = pull.head.header
         allowed = self._order.pull(header)
 
         def behind() -> dict[str, str]:
@@ -239,7 +244,7 @@ class ExchangeStream:
 
         async def read() -> bytes:
             async with within_budget(header, "the pull", "pull again, or with more time", behind):
-                return await self._work.pulls.read_on_stream(request, await allowed())
+                return await self._work.pulls.read_on_stream(pull, await allowed())
 
         return read
 
@@ -281,14 +286,23 @@ class ExchangeStream:
             response = embedding_pb2.ExchangeResponse(request_id=asked.request_id, refusal=refusal)
         else:
             metrics.observe(METHOD_OF_KIND.get(asked.kind, asked.kind), time.perf_counter() - asked.arrived)
+        data = response if isinstance(response, bytes) else response.SerializeToString()
         try:
             async with self._writing:
-                await self._shard.streams.turns.take(encoded_size(response))
-                await self._context.write(response)  # type: ignore[arg-type]  # the front sends bytes as they are
+                await self._shard.streams.turns.take(len(data))
+                await self._context.write(data)
         except grpc.aio.BaseError as failure:
             logger.debug("the answer of %s could not be sent: %s", asked.kind, failure, extra={"request_id": asked.request_id})
         else:
-            metrics.sent_bytes.inc(encoded_size(response))
+            metrics.sent_bytes.inc(len(data))
+
+
+def _chunk(request: StreamRequest) -> Chunk | None:
+    """Returns a push that is one chunk of several."""
+    message = request.message
+    if isinstance(message, embedding_pb2.PushRequest) and is_chunk(message.header):
+        return Chunk(message, request.row_ids, request.rows)
+    return None
 
 
 def _check_header(kind: str, header: common_pb2.RequestHeader) -> None:

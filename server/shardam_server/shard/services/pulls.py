@@ -6,11 +6,14 @@ else be copied three times with the interpreter's lock held, while health checks
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from shardam_proto.errors import MessageTooLarge
 from shardam_proto.limits import MAX_MESSAGE_BYTES
 from shardam_proto.v1 import common_pb2, embedding_pb2
+from shardam_server.shard.chunks import Buffer
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.waits import Passage, pull_passage, require_passage
 from shardam_server.shard.reads import read_tables
@@ -24,6 +27,19 @@ _PULL = embedding_pb2.ExchangeResponse.DESCRIPTOR.fields_by_name["pull"].number
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
 """Wire types of protobuf's encoding."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pull:
+    """A pull.
+
+    Attributes:
+        head: header, sections and chunk_bytes; ids in it are not looked at.
+        row_ids: ids of all sections, little-endian int64.
+    """
+
+    head: embedding_pb2.PullRequest
+    row_ids: Buffer
 
 
 class Pulls:
@@ -52,30 +68,30 @@ class Pulls:
             ShardamError: it is refused.
         """
         passage = require_passage(pull_passage, self._shard.state, request.header)
-        return await self._answer(request, passage, on_stream=False)
+        return await self._answer(Pull(request, request.row_ids), passage, on_stream=False)
 
-    async def read_on_stream(self, request: embedding_pb2.PullRequest, passage: Passage) -> bytes:
+    async def read_on_stream(self, pull: Pull, passage: Passage) -> bytes:
         """Reads weights as `read`, but returns the encoded ExchangeResponse.
 
         Args:
-            request: the pull.
+            pull: the pull.
             passage: on which it need not wait.
 
         Raises:
             ShardamError: it is refused.
         """
-        return await self._answer(request, passage, on_stream=True)
+        return await self._answer(pull, passage, on_stream=True)
 
-    async def _answer(self, request: embedding_pb2.PullRequest, passage: Passage, *, on_stream: bool) -> bytes:
-        tables = find_tables(self._shard.state, request.sections)
-        answer = await read_tables(self._shard, tables, lambda: self._read(tables, request, on_stream))
+    async def _answer(self, pull: Pull, passage: Passage, *, on_stream: bool) -> bytes:
+        tables = find_tables(self._shard.state, pull.head.sections)
+        answer = await read_tables(self._shard, tables, lambda: self._read(tables, pull, on_stream))
         if passage.staleness is not None:
             self._shard.metrics.pull_staleness.observe(passage.staleness)
         return answer
 
-    def _read(self, tables: list[Table], request: embedding_pb2.PullRequest, on_stream: bool) -> bytes:
-        shard = self._shard
-        sections = decode_sections(tables, request.sections, request.row_ids)
+    def _read(self, tables: list[Table], pull: Pull, on_stream: bool) -> bytes:
+        shard, request = self._shard, pull.head
+        sections = decode_sections(tables, request.sections, pull.row_ids)
         for section in sections:
             section.table.check_ids(section.row_ids)
             check_owned(shard.identity, section.table, section.row_ids)

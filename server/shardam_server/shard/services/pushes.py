@@ -8,7 +8,7 @@ import xxhash
 
 from shardam_proto.errors import BadOption, WrongShape
 from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2
-from shardam_server.shard.chunks import ChunkedPart, PartSizes
+from shardam_server.shard.chunks import Buffer, ChunkedPart, PartSizes
 from shardam_server.shard.clients import Origin, Outcome
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.changes import IncomingPart, Staging, stage
@@ -19,7 +19,6 @@ from shardam_server.shard.option_messages import decode_options
 from shardam_server.shard.services.decoding import (
     FLOAT_BYTES,
     ID_BYTES,
-    Buffer,
     check_owned,
     decode_sections,
     find_tables,
@@ -33,7 +32,7 @@ class PushPart:
     """A whole part.
 
     Attributes:
-        head: header, options, sections and contribution; whatever else it holds is not looked at.
+        head: header, options, sections and contribution; ids and gradients in it are not looked at.
         row_ids: ids of all sections, little-endian int64.
         rows: gradients of all sections, little-endian float32.
     """
@@ -43,15 +42,15 @@ class PushPart:
     rows: Buffer
 
     @classmethod
-    def of_message(cls, request: embedding_pb2.PushRequest) -> PushPart:
+    def of_message(cls, head: embedding_pb2.PushRequest, row_ids: Buffer, rows: Buffer) -> PushPart:
         """Returns the part that came as one message.
 
         Raises:
             BadOption: it has what only chunks have.
         """
-        if request.total_bytes:
-            raise BadOption(f"total_bytes is for parts in chunks; one message leaves it at zero, got {request.total_bytes}")
-        return cls(request, request.row_ids, request.rows)  # each access to a field of bytes copies it
+        if head.total_bytes:
+            raise BadOption(f"total_bytes is for parts in chunks; one message leaves it at zero, got {head.total_bytes}")
+        return cls(head, row_ids, rows)
 
     @classmethod
     def of_chunks(cls, part: ChunkedPart) -> PushPart:
