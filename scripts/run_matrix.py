@@ -20,7 +20,7 @@ import run_tests
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from shardam_testing.matrix import CHUNK_NAME, THREADS_NAME  # noqa: E402 - known to pytest alone
+from shardam_testing.matrix import CHUNK_NAME, THREADS_NAME
 
 THREADS = (1, 4)
 """The default, and more than there are cores in CI."""
