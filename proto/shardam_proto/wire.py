@@ -32,6 +32,9 @@ follows does not depend on it."""
 
 _MAX_VARINT_BYTES = 10
 
+_MAX_LENGTH_BYTES = 5
+"""Protobuf reads no length that is written in more, though it were small."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Envelope:
@@ -143,7 +146,7 @@ def open_envelope(data: bytes) -> Envelope | None:
         if size and data[0] == REQUEST_ID_FIELD << 3 | _VARINT:
             request_id, at = _read_varint(data, 1, size)
         tag = data[at]
-        length, start = _read_varint(data, at + 1, size)
+        length, start = _read_varint(data, at + 1, size, _MAX_LENGTH_BYTES)
     except (IndexError, ValueError):
         return None
     if tag & 7 != _LENGTH_DELIMITED or tag > 0x7F or start + length != size:
@@ -168,7 +171,7 @@ def split(data: bytes, start: int, end: int) -> Split | None:
         at = head_end
         while at < end:
             tag = data[at]
-            length, begin = _read_varint(data, at + 1, end)
+            length, begin = _read_varint(data, at + 1, end, _MAX_LENGTH_BYTES)
             field, at = tag >> 3, begin + length
             if tag & 0x87 != _LENGTH_DELIMITED or at > end:
                 return None
@@ -214,10 +217,10 @@ def _skip_head(data: bytes, start: int, end: int) -> int:
     return at
 
 
-def _read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int, end: int, max_bytes: int = _MAX_VARINT_BYTES) -> tuple[int, int]:
     """Returns an unsigned integer and the place behind it."""
     value = 0
-    for place in range(_MAX_VARINT_BYTES):
+    for place in range(max_bytes):
         if at >= end:
             break
         byte = data[at]
