@@ -40,9 +40,10 @@ from peer_tcp import TcpLane
 from processes import SERVER_CORE, WORKER_CORE, Shards, running_peer, running_shards
 
 import shardam
-from shardam._calls import PullCall
+from shardam._calls import StreamCall
+from shardam._pull_plan import PullQuestion, ShardRead
+from shardam._reads import PendingRead, read_weights_later
 from shardam_kernels import native
-from shardam_proto.v1 import embedding_pb2
 
 if TYPE_CHECKING:
     from peer_rpc import RpcLane
@@ -80,11 +81,12 @@ FILLED_AT_ONCE = 50_000
 
 
 class OurLane:
-    """Our client: distinct rows travel. Each request has a thread, which waits for its answer."""
+    """Our client: distinct rows travel. Each push has a thread, which waits until it is applied."""
 
     def __init__(self, shards: Shards, num_rows: int, batch: int) -> None:
         self.cluster = shardam.connect(shards.redis_url, cluster=shards.cluster)
         self.table = self.cluster.create_table(shardam.TableSpec("rows", DIM, num_embeddings=num_rows))
+        self._pulls: collections.deque[tuple[PendingRead, Int64s]] = collections.deque()
         self._waiting: collections.deque[Future[object]] = collections.deque()
         self._pool = ThreadPoolExecutor(IN_FLIGHT)
         self._buffers = itertools.cycle([np.empty((batch, DIM), np.float32) for _ in range(IN_FLIGHT)])
@@ -94,24 +96,26 @@ class OurLane:
             self.table.push(ids, ones[: ids.size], OPTIONS)
 
     def send_pull(self, row_ids: Int64s) -> None:
-        self._waiting.append(self._pool.submit(self._pull, row_ids, next(self._buffers)))
-
-    def _pull(self, row_ids: Int64s, out: Float32s) -> Float32s:
         distinct, places, _ = native.distinct_ids(row_ids, self.cluster.num_shards)
-        return self.table.pull(distinct).take(places, axis=0, out=out, mode="clip")  # unlike "raise", needs no copy of out
+        read = read_weights_later(self.cluster._ready_to_read(), [(self.table.info(), distinct)])  # as a module's forward does
+        self._pulls.append((read, places))
 
     def send_push(self, row_ids: Int64s, gradients: Float32s) -> None:
         self._waiting.append(self._pool.submit(self.table.push, row_ids, gradients, OPTIONS))
 
     def take_pull(self) -> object:
-        return self._waiting.popleft().result()
+        read, places = self._pulls.popleft()
+        (rows,) = read.result()
+        return rows.take(places, axis=0, out=next(self._buffers), mode="clip")  # unlike "raise", needs no copy of out
 
-    take_push = take_pull
+    def take_push(self) -> object:
+        return self._waiting.popleft().result()
 
     def ask_nothing(self) -> None:
         """Sends an empty message over the stream and waits for its answer."""
         session = self.cluster._ready_to_read()
-        session.answer(PullCall(session.shards.links[0], embedding_pb2.PullRequest(), 0))
+        link = session.shards.links[0]
+        session.answer(StreamCall(link, PullQuestion(ShardRead(link), 0), 0, session.timings))
 
     def close(self) -> None:
         self._pool.shutdown()
