@@ -20,7 +20,7 @@ from shardam._uses import Bags, TableIds, Use
 from shardam.cluster import Cluster
 from shardam.collection import EmbeddingCollection
 from shardam.embedding_bag import EmbeddingBag
-from shardam_proto.errors import BadOption, ShardamError, make_error
+from shardam_proto.errors import BadOption, ShardamError, WrongIdDtype, make_error
 
 BatchT = TypeVar("BatchT")
 
@@ -157,7 +157,9 @@ def _uses_of(module: Module, given: Foreseen) -> list[Use]:
         if isinstance(module, EmbeddingCollection):
             return module._uses(given)  # type: ignore[arg-type]  # jagged_features checks what it is
         is_bag = isinstance(module, EmbeddingBag)
-        if isinstance(given, tuple) and is_bag and given:
+        if isinstance(given, tuple) and not is_bag:
+            raise WrongIdDtype(f"an Embedding is given ids alone, and this is a tuple of {len(given)}")
+        if isinstance(given, tuple) and given:
             given = given[0]
         ids, device = module._ids(given)  # type: ignore[arg-type]  # as_row_ids checks what it is
         return [Use(module, ids, device, Bags(_NO_OFFSETS, None) if is_bag else None)]
