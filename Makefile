@@ -25,8 +25,8 @@ SEED ?= 1
 chaos: setup ## kills, stops and cuts at random for SECONDS, with plans from SEED, and compares every bit afterwards
 	@$(BIN)/python scripts/chaos.py $(SECONDS) $(SEED)
 
-fuzz: setup ## plays a group of workers under lost messages and crashes at random for SECONDS, from SEED, without processes
-	@$(BIN)/python scripts/fuzz.py $(SECONDS) $(SEED)
+fuzz: setup ## plays groups of workers under lost messages, and broken messages on shards, at random for SECONDS, from SEED
+	@$(BIN)/python scripts/fuzz.py $(SECONDS) $(SEED) $(TARGETS)
 
 lint: setup ## ruff, mypy --strict and buf
 	$(BIN)/ruff check .

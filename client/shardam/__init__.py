@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING
 from shardam import errors, init
 from shardam._checkpoint_job import CheckpointJob
 from shardam._checkpoint_values import CheckpointInfo, RestoreReport, TableReport
+from shardam._cluster_timings import timings_collector
 from shardam._connect import connect
 from shardam._table_files import ExportReport, ImportReport
+from shardam._timings import PhaseTimes
 from shardam.cluster import Cluster
 from shardam.local import LocalCluster
-from shardam.table import PushResult, Rows, Table, TableInfo, TableStats
+from shardam.table import PendingPull, PushResult, Rows, Table, TableInfo, TableStats
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.schema import TableSpec
 
 if TYPE_CHECKING:
     from shardam._localize import localize
+    from shardam._prefetch import prefetch
     from shardam.amp import GradScaler
     from shardam.collection import EmbeddingCollection
     from shardam.embedding import Embedding
@@ -39,6 +42,7 @@ __all__ = [
     "TableInfo",
     "TableStats",
     "Rows",
+    "PendingPull",
     "PushResult",
     "ExportReport",
     "ImportReport",
@@ -52,6 +56,9 @@ __all__ = [
     "EmbeddingCollection",
     "SparseAdam",
     "GradScaler",
+    "prefetch",
+    "PhaseTimes",
+    "timings_collector",
     "localize",
     "init",
     "errors",
@@ -66,6 +73,7 @@ _NEED_TORCH = {
     "SparseAdam": "shardam.optimizer",
     "GradScaler": "shardam.amp",
     "localize": "shardam._localize",
+    "prefetch": "shardam._prefetch",
 }
 """Public name -> the module that has it."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from shardam._arrays import Int64s, Values, as_flat_row_ids, some
+from shardam_kernels import native
 from shardam_proto.errors import WrongShape
 
 if TYPE_CHECKING:
@@ -65,6 +67,51 @@ class CompactRows:
     padding_place: int | None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableIds:
+    """What the uses of a table need of it.
+
+    Attributes:
+        row_ids: int64 [N], the uses' ids one after the other, with a padding row behind them where there are bags: torch sums
+            a bag in another order when it is told of one, so it must always be there.
+        has_bags: distinct ids shall be sorted. torch's backward of bags sorts places, not stably, and sums in the order that
+            comes of it: with places that sort as the ids do, its bits are those of the whole table.
+    """
+
+    row_ids: Int64s
+    has_bags: bool
+
+    @classmethod
+    def of(cls, uses: Sequence[Use]) -> TableIds:
+        """Returns those of a table's uses."""
+        parts = [use.row_ids.reshape(-1) for use in uses]
+        padding = uses[0].module.padding_idx
+        has_bags = any(use.bags is not None for use in uses)
+        if padding is not None and has_bags:
+            parts.append(np.array([padding], np.int64))
+        return cls(parts[0] if len(parts) == 1 else np.concatenate(parts), has_bags)
+
+    def distinct(self, num_shards: int) -> tuple[Int64s, Int64s]:
+        """Returns each id once, and the place of each of row_ids among them.
+
+        Args:
+            num_shards: those of each shard lie behind one another, unless they are sorted.
+        """
+        if self.has_bags:
+            return np.unique(self.row_ids, return_inverse=True)
+        distinct, places, _ = native.distinct_ids(self.row_ids, num_shards)
+        return distinct, places
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TableIds) and self.has_bags == other.has_bags and np.array_equal(self.row_ids, other.row_ids)
+
+    __hash__ = None  # type: ignore[assignment]  # nobody needs one
+
+    def copy(self) -> TableIds:
+        """Returns a copy; row_ids may be memory of the program's."""
+        return TableIds(self.row_ids.copy(), self.has_bags)
+
+
 def checked_offsets(offsets: torch.Tensor | Values, num_ids: int, who: str) -> Int64s:
     """Returns offsets as int64 [B]; torch reads memory that is not its own when they are wrong.
 
@@ -84,8 +131,20 @@ def checked_offsets(offsets: torch.Tensor | Values, num_ids: int, who: str) -> I
 
 
 def place_of(row_id: int | None, distinct: Int64s) -> int | None:
-    """Returns an id's position among sorted ids, or None if it is not there."""
+    """Returns an id's position among distinct ids, or None if it is not there."""
     if row_id is None:
         return None
-    place = int(np.searchsorted(distinct, row_id))
-    return place if place < distinct.size and distinct[place] == row_id else None
+    places = np.flatnonzero(distinct == row_id)
+    return int(places[0]) if places.size else None
+
+
+def places_among(row_ids: Int64s, known: Int64s) -> Int64s:
+    """Returns each id's position among distinct ids, and -1 for one that is not there.
+
+    Args:
+        row_ids: int64 [N].
+        known: int64 [U], distinct.
+    """
+    _, places, _ = native.distinct_ids(np.concatenate([known, row_ids]))  # the known ones come first, so they keep their places
+    places = places[known.size :]
+    return np.where(places < known.size, places, -1)

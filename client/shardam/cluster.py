@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from shardam._checkpointing import ClusterCheckpoints
+from shardam._cluster_timings import ClusterTimings
 from shardam._discovery import open_session
 from shardam._endings import copy_of
 from shardam._forks import FORKS
@@ -23,6 +24,7 @@ from shardam._session import Session
 from shardam._session_options import SessionOptions
 from shardam._steps import StepKind, refused_step, step_change, table_step_after
 from shardam._table_files import ClusterTableFiles
+from shardam._timings import Timings
 from shardam._values import PushResult, TableInfo, TableStats
 from shardam.table import Table
 from shardam_proto.errors import (
@@ -43,7 +45,7 @@ logger = logging.getLogger(__name__)
 TOKEN_VARIABLE = "SHARDAM_TOKEN"
 
 
-class Cluster(ClusterCheckpoints, ClusterTableFiles):
+class Cluster(ClusterCheckpoints, ClusterTableFiles, ClusterTimings):
     """A client of a cluster; made by connect, or a LocalCluster. Thread-safe, and a context manager that closes.
 
     After a fork, in DataLoader workers too, the child connects when it first uses the cluster, as a client of its own, with the
@@ -99,7 +101,7 @@ class Cluster(ClusterCheckpoints, ClusterTableFiles):
             What was dropped; it must not be finalized.
         """
         parents, self._client = self._client, None
-        self._options = dataclasses.replace(self._options, group=None)
+        self._options = dataclasses.replace(self._options, group=None, timings=Timings())
         self._open_lock, self._close_lock = threading.Lock(), threading.Lock()
         return parents
 
@@ -121,6 +123,12 @@ class Cluster(ClusterCheckpoints, ClusterTableFiles):
     def num_shards(self) -> int:
         """Number of shards."""
         return self._session.route_map.num_shards
+
+    @property
+    def _num_shards_known(self) -> int:
+        """Number of shards as far as is known without asking; by it rows are put in order, and a wrong one costs a copy."""
+        client = self._client
+        return 1 if client is None else client[0].route_map.num_shards
 
     # -- the group
 
@@ -261,7 +269,8 @@ class Cluster(ClusterCheckpoints, ClusterTableFiles):
             training: True: in a sync group also for other members, until the step that was pushed is decided. False: only until
                 every shard has this client's part of it: the read may see the tables before that step, and waits for nobody.
         """
-        self._pusher.flush(for_members=training)
+        with self._timings.measured("flush"):
+            self._pusher.flush(for_members=training)
         return self._session
 
     def _synchronize(self) -> None:

@@ -9,5 +9,6 @@ NB_MODULE(_native, module) {
   shardam::bind_indexes(module);
   shardam::bind_kernels(module);
   shardam::bind_steps(module);
+  shardam::bind_sums(module);
   shardam::bind_worker(module);
 }

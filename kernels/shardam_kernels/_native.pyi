@@ -212,11 +212,22 @@ class StepRows:
 def update_rows(arena: Arena, layout: RecordLayout, rows: StepRows, factors: AdamFactors, step_factor: float, row_factors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, table_seed: int, row_steps: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, touches: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')], change_number: int, table_step: int, num_threads: int) -> int:
     """Applies one step and notes what it touched; returns saturated weights."""
 
+def sum_places(gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], skipped: int | None, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    """Writes the sum of the gradients of each place."""
+
 def distinct_ids(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_shards: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]]:
     """Returns (row_ids, places, ends)."""
 
 def split_by_shard(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_shards: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None, Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]]:
     """Returns (order, ends); order is None if the ids lie by shard."""
+
+def is_merged(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], unscale: float) -> bool:
+    """
+    Returns whether ids are distinct and all values so small that no shard refuses them.
+    """
+
+def writable(values: object) -> Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]:
+    """Returns the same floats, writable."""
 
 def new_message(prefixes: Sequence[bytes], sizes: Sequence[int]) -> tuple[bytes, list[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]]]:
     """Returns a bytes object and its payloads, uninitialised and writable."""

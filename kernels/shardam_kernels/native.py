@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from shardam_kernels.factors import Factors
 from shardam_kernels.gradients import Merged, Runs
 from shardam_kernels.initializers import InitialRows
 from shardam_kernels.layout import Layout
+from shardam_kernels.row_index import RowIndex
 from shardam_kernels.row_steps import RowSteps
 
 __all__ = [
@@ -41,11 +41,14 @@ __all__ = [
     "group_gradients",
     "group_rows",
     "initialize",
+    "is_merged",
     "merge_gradients",
     "new_message",
     "read_component",
     "split_by_shard",
     "update_rows",
+    "sum_places",
+    "writable",
     "write_component",
     "zeroed_memory",
 ]
@@ -54,62 +57,6 @@ Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
 Uint64s = npt.NDArray[np.uint64]
 Float32s = npt.NDArray[np.float32]
-
-
-class RowIndex(Protocol):
-    """What HashIndex() (any int64 id) and ArrayIndex(num_embeddings) (ids 0 to num_embeddings - 1) both are: id -> slot.
-
-    Slots are 0 to num_slots - 1; a freed slot is given again before a new one. ArrayIndex raises IndexError for an id out of
-    its bounds, before it changes anything.
-    """
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        ...
-
-    @property
-    def num_slots(self) -> int:
-        """One more than the largest slot ever given: what the arena must hold."""
-        ...
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the index; of an ArrayIndex, pages never written are not resident."""
-        ...
-
-    def lookup(self, row_ids: Int64s, out_slots: Int64s) -> int:
-        """Writes each id's slot, -1 if absent; returns how many are not -1."""
-        ...
-
-    def reserve(self, num_new: int) -> None:
-        """Makes room so that inserting num_new new ids cannot fail.
-
-        Raises:
-            MemoryError: there is no such room; nothing has changed.
-        """
-        ...
-
-    def insert(self, row_ids: Int64s, out_slots: Int64s, out_is_new: Uint8s) -> int:
-        """Writes each id's slot, given now if the id is new; returns the number of new rows.
-
-        out_is_new is 1 at the first place of each new id, else 0. Duplicates are allowed.
-
-        Raises:
-            MemoryError: there is no room and none was reserved; nothing has changed.
-        """
-        ...
-
-    def remove(self, row_ids: Int64s, out_slots: Int64s) -> int:
-        """Removes rows and writes the slot each had, -1 if it was absent; returns how many were removed."""
-        ...
-
-    def scan(self, from_key: int, max_rows: int) -> tuple[Int64s, Int64s, int | None]:
-        """Returns (row_ids, slots, next_key): up to max_rows rows from from_key on, in the index's order.
-
-        The order is that of mix64(id) as an unsigned number for HashIndex, of the id for ArrayIndex, and keys are these
-        numbers: start at 0, go on at next_key, stop at None. A row that exists throughout is met exactly once.
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,6 +306,44 @@ def split_by_shard(row_ids: Int64s, num_shards: int) -> tuple[Int64s | None, Int
         int64 [num_shards], behind each shard's last one in order).
     """
     return _native.split_by_shard(row_ids, num_shards)
+
+
+def is_merged(row_ids: Int64s, gradients: Float32s, unscale: float) -> bool:
+    """Says whether a gradient is its own sum: every id there once, and every value so small that none can be refused.
+
+    Args:
+        row_ids: int64 [N].
+        gradients: float32 [N, dim].
+        unscale: float32(1 / grad_scale).
+
+    Returns:
+        True, or False where merge_gradients has to look.
+    """
+    return _native.is_merged(row_ids, gradients, unscale)
+
+
+def writable(values: Float32s) -> Float32s:
+    """Makes floats writable that lie in a bytes object; it must be nobody else's, since bytes do not change as a rule.
+
+    Args:
+        values: float32 [N], of a message that has been received.
+
+    Returns:
+        The same ones, float32 [N].
+    """
+    return _native.writable(values)
+
+
+def sum_places(gradients: Float32s, places: Int64s, out: Float32s, skipped: int | None = None) -> None:
+    """Sums the gradients of each place, left to right in float32 from zero on, as torch's backward of an embedding does.
+
+    Args:
+        gradients: float32 [N, dim], each row contiguous.
+        places: int64 [N], each 0 to U - 1.
+        out: float32 [U, dim], written; zeros where no gradient belongs.
+        skipped: place that gets none.
+    """
+    _native.sum_places(gradients, places, skipped, out)
 
 
 def new_message(prefixes: Sequence[bytes], sizes: Sequence[int]) -> tuple[bytes, list[Uint8s]]:

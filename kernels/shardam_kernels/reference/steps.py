@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,21 +14,10 @@ from shardam_kernels.reference.adam import adam_update
 from shardam_kernels.reference.initial import gather_weights
 from shardam_kernels.reference.merge import merge_gradients
 from shardam_kernels.reference.records import Records
+from shardam_kernels.row_index import RowIndex
 from shardam_kernels.row_steps import Rounding, RowSteps
 
 Int64s = npt.NDArray[np.int64]
-
-
-class Index(Protocol):
-    """What names slots, as shardam_kernels.native.RowIndex."""
-
-    def lookup(self, row_ids: Int64s, out_slots: Int64s) -> int:
-        """Writes each id's slot, -1 if absent; returns how many are not -1."""
-        ...
-
-    def insert(self, row_ids: Int64s, out_slots: Int64s, out_is_new: npt.NDArray[np.uint8]) -> int:
-        """Writes each id's slot, given now if the id is new; returns the number of new rows."""
-        ...
 
 
 @dataclasses.dataclass
@@ -49,12 +37,12 @@ class StepRows:
         """Rows that have no slot, after find."""
         return int(np.count_nonzero(self.slots < 0))
 
-    def find(self, index: Index) -> int:
+    def find(self, index: RowIndex) -> int:
         """Looks the rows up; returns how many are absent."""
         self.slots = np.empty(len(self.merged.row_ids), np.int64)
         return len(self.slots) - index.lookup(self.merged.row_ids, self.slots)
 
-    def insert(self, index: Index) -> Int64s:
+    def insert(self, index: RowIndex) -> Int64s:
         """Gives slots to the absent rows; returns their positions."""
         absent = np.flatnonzero(self.slots < 0)
         slots = np.empty(len(absent), np.int64)
@@ -92,7 +80,7 @@ def update_rows(
     return adam_update(records, rows.slots, rows.merged.gradients, factors, row_steps)
 
 
-def gather_rows(records: Records, index: Index, row_ids: Int64s, initial: InitialRows, out: npt.NDArray[np.float32]) -> None:
+def gather_rows(records: Records, index: RowIndex, row_ids: Int64s, initial: InitialRows, out: npt.NDArray[np.float32]) -> None:
     """Looks rows up and writes their weights to out, float32 [N, dim]; the initial weight where a row does not exist."""
     slots = np.empty(len(row_ids), np.int64)
     index.lookup(row_ids, slots)
