@@ -28,7 +28,7 @@ void write_absent_row(const GatherJob& job, std::int64_t row_id, std::uint16_t* 
   read_weights(job.layout.dtype, bits, job.layout.dim, out);
 }
 
-// A call of memcpy costs about as much as what it copies of a row.
+// Copies dim floats. A call of memcpy costs about as much as what it copies of a row.
 SHARDAM_INLINE void copy_row(const std::byte* from, std::int64_t dim, float* out) {
   constexpr std::int64_t kLineFloats = kLineBytes / sizeof(float);
   const auto* values = reinterpret_cast<const float*>(from);
@@ -37,28 +37,49 @@ SHARDAM_INLINE void copy_row(const std::byte* from, std::int64_t dim, float* out
   for (; at < dim; ++at) out[at] = values[at];
 }
 
-// Rows first .. end - 1; slots[0] is that of the first.
-SHARDAM_CLONES void gather_block(const GatherJob& job, const std::int64_t* slots, std::int64_t first, std::int64_t end,
-                                 std::uint16_t* scratch) {
-  const std::int64_t dim = job.layout.dim, size = dim * item_bytes(job.layout.dtype);
+// Rows first .. end - 1, records[0] being that of the first, or nullptr. kDim is the number of float32 columns, or 0 for any.
+template <std::int64_t kDim>
+SHARDAM_INLINE void gather_records(const GatherJob& job, const std::byte* const* records, std::int64_t first, std::int64_t end,
+                                   std::uint16_t* scratch) {
+  const std::int64_t dim = kDim == 0 ? job.layout.dim : kDim;
+  const std::int64_t size = kDim == 0 ? std::min(dim * item_bytes(job.layout.dtype), kPrefetchBytes) : kDim * 4;
   const std::int64_t ahead = std::clamp<std::int64_t>(kPrefetchBytes / size, 1, kMaxPrefetchRows);
   for (std::int64_t row = first - ahead; row < end; ++row) {
-    const std::int64_t next = row + ahead;
-    if (next < end && slots[next - first] != kNoSlot) {
-      const std::byte* record = job.arena.record(slots[next - first]) + job.layout.weight;
-      for (std::int64_t at = 0; at < std::min(size, kPrefetchBytes); at += kLineBytes) __builtin_prefetch(record + at);
+    const std::int64_t next = row + ahead - first;
+    if (row + ahead < end && records[next] != nullptr) {
+      for (std::int64_t at = 0; at < size; at += kLineBytes) __builtin_prefetch(records[next] + at);
     }
     if (row < first) continue;
+    const std::byte* record = records[row - first];
     float* out = job.out + row * dim;
-    const std::int64_t slot = slots[row - first];
-    if (slot == kNoSlot) {
+    if (record == nullptr) {
       write_absent_row(job, job.row_ids[row], scratch, out);
-    } else if (job.layout.dtype == Dtype::kFloat32) {
-      copy_row(job.arena.record(slot) + job.layout.weight, dim, out);
+    } else if (kDim != 0 || job.layout.dtype == Dtype::kFloat32) {
+      copy_row(record, dim, out);
     } else {
-      read_weights(job.layout.dtype, job.arena.record(slot) + job.layout.weight, dim, out);
+      read_weights(job.layout.dtype, record, dim, out);
     }
   }
+}
+
+// Rows of the usual sizes have code of their own, so that more of them are in flight at a time.
+SHARDAM_CLONES void gather_block(const GatherJob& job, const std::int64_t* slots, std::int64_t first, std::int64_t end,
+                                 std::uint16_t* scratch) {
+  const std::byte* records[kBlock];
+  for (std::int64_t row = 0; row < end - first; ++row) {
+    records[row] = slots[row] == kNoSlot ? nullptr : job.arena.record(slots[row]) + job.layout.weight;
+  }
+  switch (job.layout.dtype == Dtype::kFloat32 ? job.layout.dim : 0) {
+    case 16:
+      return gather_records<16>(job, records, first, end, scratch);
+    case 32:
+      return gather_records<32>(job, records, first, end, scratch);
+    case 64:
+      return gather_records<64>(job, records, first, end, scratch);
+    case 128:
+      return gather_records<128>(job, records, first, end, scratch);
+  }
+  gather_records<0>(job, records, first, end, scratch);
 }
 
 // Gathers in parts; write_slots(first, count, out) says which records.
