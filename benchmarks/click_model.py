@@ -13,7 +13,7 @@ from torch import nn
 
 BOTTOM, TOP = (128, 64), (128, 64)
 """Widths of the towers' layers: a quarter of those that DLRM's authors give for click logs of this shape, so that on one core
-rows of 64 take a third of a local step. A wider model leaves less to be gained, whoever holds the rows: train.py shows how much."""
+rows of 64 take a third of a local step. A wider model leaves less to be gained, whoever holds the rows: train.py shows it."""
 
 
 def tower(widths: Sequence[int], *, ends: bool) -> nn.Sequential:
