@@ -14,8 +14,8 @@ import torch
 from shardam.demo.data_synthetic import CLICK_RATE_LOGIT, NUM_DENSE, _hidden_logits, _zipf_ranks
 from shardam.demo.features import scale_dense
 
-LARGEST_FIELD = 200_000
-"""Larger fields are cut to so many ids, as one hashes them; all fields together have 1.4M."""
+LARGEST_FIELD = 500_000
+"""Larger fields are cut to so many ids, as one hashes them; all fields together have 3.1M."""
 
 FIELD_SIZES = tuple(
     min(size, LARGEST_FIELD)

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -47,6 +47,7 @@ class Figure:
         ratio: value / peer_value, of medians.
         goal: what the ratio should reach.
         spread: (90th - 10th percentile) / median of the ratios of the rounds.
+        details: what else was found, by name; None: nothing else.
     """
 
     name: str
@@ -57,18 +58,23 @@ class Figure:
     ratio: float
     goal: float
     spread: float
+    details: Mapping[str, object] | None = None
 
     def json_line(self) -> str:
-        """Returns the figure as one line of JSON."""
+        """Returns the figure as one line of JSON; details only if there are some."""
         rounded = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in vars(self).items()}
-        return json.dumps(rounded)
+        return json.dumps({key: value for key, value in rounded.items() if value is not None})
 
     def text_line(self) -> str:
         """Returns the figure as people read it."""
         return (
             f"{self.name:<28} {self.value:>10.4g} {self.unit:<12} {self.ratio:6.2f} x {self.peer} ({self.peer_value:.4g})"
-            f"  goal {self.goal:g}  spread {self.spread:.0%}"
+            f"  goal {self.goal:.3g}  spread {self.spread:.0%}"
         )
+
+    def detail_lines(self) -> list[str]:
+        """Returns the details as people read them."""
+        return [f"{'':<28} {name}: {value}" for name, value in (self.details or {}).items()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +194,7 @@ def parser_of(names: Sequence[str]) -> argparse.ArgumentParser:
 
 def show(figure: Figure, *, as_json: bool) -> None:
     """Prints a figure."""
-    print(figure.json_line() if as_json else figure.text_line(), flush=True)
+    print(figure.json_line() if as_json else "\n".join([figure.text_line(), *figure.detail_lines()]), flush=True)
 
 
 def say_verdict(status: int, because: str) -> int:

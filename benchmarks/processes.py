@@ -71,11 +71,15 @@ class LineProcess:
             raise RuntimeError(f"{self._what} has ended with status {self._process.wait(STOP_S)}; its message stands above")
         return line
 
-    def ask(self, line: str) -> str:
-        """Writes a line and returns the answer."""
+    def tell(self, line: str) -> None:
+        """Writes a line."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
+
+    def ask(self, line: str) -> str:
+        """Writes a line and returns the answer."""
+        self.tell(line)
         return self.read()
 
     def stop(self) -> None:

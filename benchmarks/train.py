@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/train.py [--json] [--smoke] [--check] [--rounds N] [--runs N] [NAME ...]
 
-Needs the built package, on Linux. Data are synthetic, in the shape of ad click logs (13 counts, 26 fields of 3 to 200,000 ids,
+Needs the built package, on Linux. Data are synthetic, in the shape of ad click logs (13 counts, 26 fields of 3 to 500,000 ids,
 Zipf distributed); the model is DLRM-like; a batch is 2,048 samples. Our trainer has one thread and runs on the first core that
 this process may use, the shard on the last; rows are distinct, and all tables travel in one message.
 

@@ -102,14 +102,14 @@ def fixed_rows(sizes: Sequence[int], dim: int, batch: int) -> tuple[Callable[[Ba
 
 
 def cluster_rows(
-    cluster: shardam.Cluster, kind: str, sizes: Sequence[int], dim: int
+    cluster: shardam.Cluster, sizes: Sequence[int], dim: int
 ) -> tuple[Callable[[Batch], Rows], list[torch.optim.Optimizer], shardam.EmbeddingCollection]:
-    """Returns rows of a cluster; each kind has tables of its own."""
+    """Returns rows of a cluster; the kinds train the same tables, in turn."""
     names = [f"cat_{field}" for field in range(len(sizes))]
     initial = shardam.init.Normal(0.0, 0.01)
     modules = shardam.EmbeddingCollection(
         {
-            name: shardam.Embedding(size, dim, table=f"{kind}-{dim}-{name}", cluster=cluster, init=initial)
+            name: shardam.Embedding(size, dim, table=f"{name}-{dim}", cluster=cluster, init=initial)
             for name, size in zip(names, sizes, strict=True)
         }
     )
@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> None:
     batches: Iterator[Batch] = itertools.cycle(prepared)
     cluster = shardam.connect(cluster_at[0], cluster=cluster_at[1]) if cluster_at else None
     if cluster is not None:
-        look_up, sparse, modules = cluster_rows(cluster, kind, sizes, dim)
+        look_up, sparse, modules = cluster_rows(cluster, sizes, dim)
         if kind != "plain":
             batches = iter(shardam.prefetch(batches, {modules: features_of}, depth=1, exact=kind == "exact"))
     elif kind == "dense":

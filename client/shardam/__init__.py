@@ -24,6 +24,7 @@ from shardam_proto.schema import TableSpec
 
 if TYPE_CHECKING:
     from shardam._localize import localize
+    from shardam._prefetch import prefetch
     from shardam.amp import GradScaler
     from shardam.collection import EmbeddingCollection
     from shardam.embedding import Embedding
@@ -55,6 +56,7 @@ __all__ = [
     "EmbeddingCollection",
     "SparseAdam",
     "GradScaler",
+    "prefetch",
     "PhaseTimes",
     "timings_collector",
     "localize",
@@ -71,6 +73,7 @@ _NEED_TORCH = {
     "SparseAdam": "shardam.optimizer",
     "GradScaler": "shardam.amp",
     "localize": "shardam._localize",
+    "prefetch": "shardam._prefetch",
 }
 """Public name -> the module that has it."""
 

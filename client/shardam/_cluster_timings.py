@@ -28,8 +28,8 @@ class ClusterTimings(abc.ABC):
         return self._options.timings
 
     def timings(self, *, reset: bool = False) -> dict[str, PhaseTimes]:
-        """Returns where this client's time went, by phase: unique, split, encode, wait, wire, shard, kernel, decode, backward,
-        step. Phases overlap, and some run beside the training thread; docs/training.md says what each one is.
+        """Returns where this client's time went, by phase: unique, flush, foreseen, split, encode, wait, wire, shard, kernel,
+        decode, backward, step. Phases overlap, and some run beside the training thread; docs/training.md says what each one is.
 
         Args:
             reset: count from zero again; what a timings_collector shows, too.

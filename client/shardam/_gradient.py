@@ -6,19 +6,25 @@ clipping, GradScaler and torch's optimizer class find a `.grad` where they look 
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 from torch import nn
 
 from shardam._arrays import Int64s
 from shardam._forks import FORKS
+from shardam._timings import Timings
+from shardam._uses import places_among
 from shardam._values import TableInfo
 from shardam.cluster import Cluster
+from shardam_kernels import native
 from shardam_proto.errors import BadOption
 from shardam_proto.schema import TableSpec
 
@@ -32,7 +38,7 @@ class KeptRows:
     """Rows that a training forward has pulled; they live as long as its graph does, which refers to them.
 
     Args:
-        row_ids: int64 [U], sorted and distinct.
+        row_ids: int64 [U], distinct.
         rows: float32 [U, dim].
     """
 
@@ -44,8 +50,8 @@ class KeptRows:
         """Returns these ids' rows, or None if some are not here."""
         if np.array_equal(row_ids, self.row_ids):
             return self
-        places = np.searchsorted(self.row_ids, row_ids)
-        if self.row_ids.size == 0 or not np.array_equal(self.row_ids[np.minimum(places, self.row_ids.size - 1)], row_ids):
+        places = places_among(row_ids, self.row_ids)
+        if (places < 0).any():
             return None
         return KeptRows(row_ids, self.rows[torch.from_numpy(places).to(self.rows.device)])
 
@@ -118,7 +124,7 @@ class TableGradient:
         """Keeps what a training forward has pulled for a forward inside its backward; forgotten when its graph is gone.
 
         Args:
-            row_ids: int64 [U], sorted and distinct.
+            row_ids: int64 [U], distinct.
             rows: float32 [U, dim].
         """
         kept = KeptRows(row_ids, rows)
@@ -131,7 +137,7 @@ class TableGradient:
         """Returns rows for a forward inside a backward, which may not wait for a shard; the last ones pulled count.
 
         Args:
-            row_ids: int64 [U], sorted and distinct.
+            row_ids: int64 [U], distinct.
 
         Raises:
             BadOption: no training forward whose graph is alive has pulled all of them.
@@ -181,12 +187,12 @@ def _merge(
     first_ids: torch.Tensor, first: torch.Tensor, second_ids: torch.Tensor, second: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Adds two gradients row by row; each has distinct ids, so the order within one does not matter."""
-    row_ids, places = torch.unique(torch.cat([first_ids, second_ids]), return_inverse=True)
-    total = torch.zeros(row_ids.numel(), first.shape[1], dtype=torch.float32, device=second.device)
-    places = places.to(second.device)
+    distinct, found, _ = native.distinct_ids(torch.cat([first_ids, second_ids]).numpy())
+    total = torch.zeros(distinct.size, first.shape[1], dtype=torch.float32, device=second.device)
+    places = torch.from_numpy(found).to(second.device)
     total[places[: first_ids.numel()]] = first.to(second.device)
     total.index_add_(0, places[first_ids.numel() :], second)
-    return row_ids, total
+    return torch.from_numpy(distinct), total
 
 
 class PulledRows(torch.autograd.Function):
@@ -205,6 +211,49 @@ class PulledRows(torch.autograd.Function):
         """Records the rows' gradient; nothing flows further."""
         ctx.gradient.add(torch.from_numpy(ctx.kept.row_ids), grad)  # type: ignore[attr-defined]
         return None, None, None, None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lookup:
+    """One lookup of ids, each in a row of its own, that is a table's only use in a forward on a CPU.
+
+    Attributes:
+        gradient: of the table.
+        kept: its rows.
+        padding_place: position of the padding row in them, if it is there.
+        timings: where the backward's time is counted.
+    """
+
+    gradient: TableGradient
+    kept: KeptRows
+    padding_place: int | None
+    timings: Timings
+
+
+class LookedUpRows(torch.autograd.Function):
+    """As PulledRows with torch's embedding behind it, and its bits: the gradient of each row is summed in one native pass."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, anchor: torch.Tensor, places: torch.Tensor, lookup: Lookup) -> torch.Tensor:
+        """Returns the row of each place [*], float32 [*, dim]."""
+        ctx.lookup = lookup  # type: ignore[attr-defined]  # torch's way to keep what is no tensor
+        ctx.save_for_backward(places)  # with it a second backward is refused as torch refuses it
+        return functional.embedding(places, lookup.kept.rows)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[None, None, None]:
+        """Records the rows' gradient; nothing flows further."""
+        started = time.perf_counter()
+        lookup: Lookup = ctx.lookup  # type: ignore[attr-defined]
+        (places,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        sums = np.empty(lookup.kept.rows.shape, np.float32)
+        given = grad.detach().resolve_neg().reshape(-1, sums.shape[1]).numpy()
+        if given.strides[1] != given.itemsize:  # that of a sum, for one, is a single number
+            given = np.ascontiguousarray(given)
+        native.sum_places(given, places.reshape(-1).numpy(), sums, lookup.padding_place)
+        lookup.gradient.add(torch.from_numpy(lookup.kept.row_ids), torch.from_numpy(sums))
+        lookup.timings.add("backward", time.perf_counter() - started)
+        return None, None, None
 
 
 def gradient_of(cluster: Cluster, info: TableInfo) -> TableGradient:

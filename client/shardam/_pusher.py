@@ -110,6 +110,16 @@ class Pusher:
             self._wait(done)
         self.raise_error()
 
+    def wait_for_queued(self) -> None:
+        """Waits until what is queued so far has ended, well or not, for shard_timeout_s at most; whoever asks next is told."""
+        with self._changed:
+            last = self._num_submitted
+
+            def ended() -> bool:
+                return self._closed or self._session.ended or not self._open or next(iter(self._open)) > last
+
+            self._changed.wait_for(ended, self._session.options.shard_timeout_s)
+
     def finish(self, *, for_members: bool = True) -> None:
         """Waits for what is queued, at the end; an error that no caller has seen yet is raised.
 

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
-Phase = Literal["unique", "split", "encode", "wait", "wire", "shard", "kernel", "decode", "backward", "step"]
+Phase = Literal[
+    "unique", "flush", "foreseen", "split", "encode", "wait", "wire", "shard", "kernel", "decode", "backward", "step"
+]
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """In the order in which a step meets them; docs/training.md says what each one is. A phase that never was is not shown."""

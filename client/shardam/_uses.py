@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from shardam._arrays import Int64s, Values, as_flat_row_ids, some
+from shardam_kernels import native
 from shardam_proto.errors import WrongShape
 
 if TYPE_CHECKING:
@@ -65,6 +67,18 @@ class CompactRows:
     padding_place: int | None
 
 
+def ids_of_table(uses: Sequence[Use]) -> Int64s:
+    """Returns the ids of a table's uses, one after the other, int64 [N]: what has to be there, so with more than was asked for.
+
+    A bag must always have its padding row: torch sums in another order when it is told of one.
+    """
+    parts = [use.row_ids.reshape(-1) for use in uses]
+    padding = uses[0].module.padding_idx
+    if padding is not None and any(use.bags is not None for use in uses):
+        parts.append(np.array([padding], np.int64))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 def checked_offsets(offsets: torch.Tensor | Values, num_ids: int, who: str) -> Int64s:
     """Returns offsets as int64 [B]; torch reads memory that is not its own when they are wrong.
 
@@ -84,8 +98,20 @@ def checked_offsets(offsets: torch.Tensor | Values, num_ids: int, who: str) -> I
 
 
 def place_of(row_id: int | None, distinct: Int64s) -> int | None:
-    """Returns an id's position among sorted ids, or None if it is not there."""
+    """Returns an id's position among distinct ids, or None if it is not there."""
     if row_id is None:
         return None
-    place = int(np.searchsorted(distinct, row_id))
-    return place if place < distinct.size and distinct[place] == row_id else None
+    places = np.flatnonzero(distinct == row_id)
+    return int(places[0]) if places.size else None
+
+
+def places_among(row_ids: Int64s, known: Int64s) -> Int64s:
+    """Returns each id's position among distinct ids, and -1 for one that is not there.
+
+    Args:
+        row_ids: int64 [N].
+        known: int64 [U], distinct.
+    """
+    _, places, _ = native.distinct_ids(np.concatenate([known, row_ids]))  # the known ones come first, so they keep their places
+    places = places[known.size :]
+    return np.where(places < known.size, places, -1)

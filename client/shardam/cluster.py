@@ -124,6 +124,12 @@ class Cluster(ClusterCheckpoints, ClusterTableFiles, ClusterTimings):
         """Number of shards."""
         return self._session.route_map.num_shards
 
+    @property
+    def _num_shards_known(self) -> int:
+        """Number of shards as far as is known without asking; by it rows are put in order, and a wrong one costs a copy."""
+        client = self._client
+        return 1 if client is None else client[0].route_map.num_shards
+
     # -- the group
 
     @property
@@ -263,7 +269,8 @@ class Cluster(ClusterCheckpoints, ClusterTableFiles, ClusterTimings):
             training: True: in a sync group also for other members, until the step that was pushed is decided. False: only until
                 every shard has this client's part of it: the read may see the tables before that step, and waits for nobody.
         """
-        self._pusher.flush(for_members=training)
+        with self._timings.measured("flush"):
+            self._pusher.flush(for_members=training)
         return self._session
 
     def _synchronize(self) -> None:

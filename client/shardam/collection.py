@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from shardam._features import Feature, Ids, KeyedJagged, Output, jagged_features
+from shardam._features import Feature, Ids, Jagged, KeyedJagged, Output, jagged_features
 from shardam._lookup import look_up
 from shardam._module import Parameterless, TableModule
 from shardam._uses import Use, checked_offsets
@@ -73,7 +73,7 @@ class EmbeddingCollection(Parameterless):
             WrongShape: as EmbeddingBag.
             WrongIdDtype, IdOutOfRange, ShardUnreachable, ShardLost: as Embedding.
         """
-        jagged = jagged_features(features, self._index_of, self._ends_without_last_offset())
+        jagged = self._jagged(features)
         outputs = look_up([self._use(feature, *parts) for feature, parts in jagged.items()])
         return {
             feature: (output, torch.as_tensor(offsets))
@@ -81,6 +81,13 @@ class EmbeddingCollection(Parameterless):
             else output
             for (feature, (_, offsets, _)), output in zip(jagged.items(), outputs, strict=True)
         }
+
+    def _jagged(self, features: Mapping[str, Feature] | KeyedJagged) -> dict[str, Jagged]:
+        return jagged_features(features, self._index_of, self._ends_without_last_offset())
+
+    def _uses(self, features: Mapping[str, Feature] | KeyedJagged) -> list[Use]:
+        """Returns what a forward looks up."""
+        return [self._use(feature, *parts) for feature, parts in self._jagged(features).items()]
 
     def _use(self, feature: str, row_ids: Ids, offsets: Ids | None, weights: torch.Tensor | None) -> Use:
         module = self[feature]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn, overload
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
@@ -154,7 +156,10 @@ class SparseAdam(Optimizer):
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
+            started = time.perf_counter()
             self._contribute()
+            for cluster in self._clusters():
+                cluster._timings.add("step", time.perf_counter() - started)
             if sync:
                 self.synchronize()
         except BaseException:
@@ -185,15 +190,17 @@ class SparseAdam(Optimizer):
         """Returns what there is to push; all of it is checked before any of it is sent."""
         steps: dict[Cluster, dict[TableGradient, TableStepGradient]] = {}
         for group in self.param_groups:
-            options = _options(group)
+            options, is_checked = _options(group), False
             for proxy in group["params"]:
                 cluster, gradient = self._tables[id(proxy)]
                 waiting = gradient.to_push()
                 if waiting is None:
                     continue
                 info = gradient.info
-                check_options(options, grad_scale, info.name)
-                row_ids, rows = (tensor.detach().cpu().contiguous().numpy() for tensor in waiting)
+                if not is_checked:
+                    check_options(options, grad_scale, info.name)
+                    is_checked = True
+                row_ids, rows = (np.ascontiguousarray(tensor.detach().cpu().numpy()) for tensor in waiting)
                 finite = cluster.mode != "sync"  # there the shards refuse it, for every rank and not for this one alone
                 step = merged_gradient(info, row_ids, rows, options, grad_scale, finite=finite)
                 steps.setdefault(cluster, {})[gradient] = step

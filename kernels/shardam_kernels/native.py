@@ -41,6 +41,7 @@ __all__ = [
     "new_message",
     "read_component",
     "split_by_shard",
+    "sum_places",
     "writable",
     "write_component",
 ]
@@ -296,6 +297,18 @@ def writable(values: Float32s) -> Float32s:
         The same ones, float32 [N].
     """
     return _native.writable(values)
+
+
+def sum_places(gradients: Float32s, places: Int64s, out: Float32s, skipped: int | None = None) -> None:
+    """Sums the gradients of each place, left to right in float32 from zero on, as torch's backward of an embedding does.
+
+    Args:
+        gradients: float32 [N, dim], each row contiguous.
+        places: int64 [N], each 0 to U - 1.
+        out: float32 [U, dim], written; zeros where no gradient belongs.
+        skipped: place that gets none.
+    """
+    _native.sum_places(gradients, places, skipped, out)
 
 
 def new_message(prefixes: Sequence[bytes], sizes: Sequence[int]) -> tuple[bytes, list[Uint8s]]:

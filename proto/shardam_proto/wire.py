@@ -75,10 +75,12 @@ class Frame:
     Attributes:
         prefixes: what stands before each payload.
         sizes: bytes of each payload.
+        head_start: where the small fields begin.
     """
 
     prefixes: tuple[bytes, ...]
     sizes: tuple[int, ...]
+    head_start: int
 
     @property
     def num_bytes(self) -> int:
@@ -114,13 +116,13 @@ def frame(kind: int, head: bytes, sizes: Sequence[int], *, request_id: int = 0) 
             prefix = _padded(at, field, size)
             fields.append((prefix, size))
             at += len(prefix) + size
-    length = _fixed_varint(at - start)
+    length = fixed_varint(at - start, _LENGTH_BYTES)
     first = outer + bytes([kind << 3 | _LENGTH_DELIMITED]) + length + head
     if not fields:
-        return Frame((first,), (0,))
+        return Frame((first,), (0,), start)
     prefixes = [prefix for prefix, _ in fields]
     prefixes[0] = first + prefixes[0]
-    return Frame(tuple(prefixes), tuple(size for _, size in fields))
+    return Frame(tuple(prefixes), tuple(size for _, size in fields), start)
 
 
 def _padded(at: int, field: int, size: int) -> bytes:
@@ -130,9 +132,11 @@ def _padded(at: int, field: int, size: int) -> bytes:
     return bytes([PADDING_FIELD << 3 | _LENGTH_DELIMITED, padding]) + bytes(padding) + tag
 
 
-def _fixed_varint(value: int) -> bytes:
-    low = [value >> 7 * place & 0x7F | 0x80 for place in range(_LENGTH_BYTES - 1)]
-    return bytes([*low, value >> 7 * (_LENGTH_BYTES - 1)])
+def fixed_varint(value: int, num_bytes: int) -> bytes:
+    """Encodes an unsigned integer in so many bytes, more than it may need; the largest that fits if it is larger."""
+    value = min(value, 2 ** (7 * num_bytes) - 1)
+    low = [value >> 7 * place & 0x7F | 0x80 for place in range(num_bytes - 1)]
+    return bytes([*low, value >> 7 * (num_bytes - 1)])
 
 
 def open_envelope(data: bytes) -> Envelope | None:

@@ -142,6 +142,7 @@ class Table:
         self.lock = ReadWriteLock()
         self.last_options: AdamOptions | None = None
         self.nonfinite_pushes = 0
+        self.last_delete = 0  # change number of the last delete that this process knows of
 
     @property
     def num_rows(self) -> int:

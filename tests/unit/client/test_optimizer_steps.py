@@ -20,6 +20,7 @@ from shardam._session import Session
 from shardam._session_options import SessionOptions
 from shardam.cluster import Cluster
 from shardam.errors import BadOption, MessageTooLarge, NonFiniteGradient, ShardUnreachable
+from shardam_proto.routing import RouteMap
 
 GROUP_MODES = ("sync", "bounded:1")
 ONE = torch.tensor([1])
@@ -29,6 +30,7 @@ class QuietSession:
     """A client that nothing has ended."""
 
     ended = False
+    route_map = RouteMap(1, 1)
 
 
 class QuietPusher:

@@ -47,6 +47,7 @@ def test_all_lists_the_public_names() -> None:
         "EmbeddingCollection",
         "SparseAdam",
         "GradScaler",
+        "prefetch",
         "PhaseTimes",
         "timings_collector",
         "localize",

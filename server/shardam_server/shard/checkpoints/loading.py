@@ -90,7 +90,7 @@ class _Loading:
         if plan.keep_clients:
             self._keep_clients(state, remembered, same_shards=same_shards)
         state.put_tables(self._tables.values())
-        state.change_number = max(state.change_number, manifest.change_number)
+        state.change_number = state.loaded_change = max(state.change_number, manifest.change_number)
 
     def _to_load(self, state: ShardState) -> Iterable[StoredTable]:
         stored: Mapping[str, StoredTable] = {table.spec.name: table for table in self._manifest.tables}

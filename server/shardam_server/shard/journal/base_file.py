@@ -82,7 +82,7 @@ class BaseReader:
                 self._read_frame(path, frame)
                 sequence += 1
             self._finish(path, frames.offset)
-        self._state.change_number = header.change_number
+        self._state.change_number = self._state.loaded_change = header.change_number
 
     def _read_frame(self, path: Path, frame: Frame) -> None:
         if self._end is not None:

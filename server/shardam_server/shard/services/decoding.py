@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from shardam_kernels import native
 from shardam_proto.errors import BadOption, WrongShape
-from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
 from shardam_server.shard.chunks import Buffer
 from shardam_server.shard.identity import ShardIdentity
@@ -149,6 +149,8 @@ def check_owned(identity: ShardIdentity, table: Table, row_ids: Int64s) -> None:
     Raises:
         StaleState: STALE_ROUTE.
     """
-    route_map: RouteMap = identity.require_route_map()
-    if route_map.num_shards > 1 and row_ids.size:
-        identity.check_owns(bool((route_map.shards_of(row_ids) != identity.index).any()), table.spec.name)
+    num_shards, index = identity.require_route_map().num_shards, identity.index
+    if num_shards > 1 and row_ids.size:
+        _, ends = native.split_by_shard(row_ids, num_shards)
+        num_owned = np.diff(ends, prepend=0)[index] if index < num_shards else 0  # beyond: it leaves the cluster
+        identity.check_owns(bool(num_owned != row_ids.size), table.spec.name)

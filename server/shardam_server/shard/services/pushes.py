@@ -16,6 +16,7 @@ from shardam_server.shard.groups.clocks import check_clock_of_push
 from shardam_server.shard.groups.messages import decode_kind, encode_result
 from shardam_server.shard.groups.waits import change_passage, require_passage
 from shardam_server.shard.option_messages import decode_options
+from shardam_server.shard.phases import Laps
 from shardam_server.shard.services.decoding import (
     FLOAT_BYTES,
     ID_BYTES,
@@ -83,14 +84,23 @@ class Pushes:
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
 
-    def apply(self, part: PushPart) -> embedding_pb2.PushResponse:
+    def apply(self, part: PushPart, laps: Laps) -> embedding_pb2.PushResponse:
         """Applies a part, stages it for its step, or answers its repeat; on the sequencer's thread.
+
+        Args:
+            part: the part.
+            laps: takes its phases.
 
         Raises:
             ShardamError: it is refused; nothing has changed.
         """
         shard, header = self._shard, part.head.header
-        staging = self._stage(part) if self._is_of_step(header) else self._push(part)
+        laps.end("wait")
+        shard.state.laps = laps
+        try:
+            staging = self._stage(part) if self._is_of_step(header) else self._push(part)
+        finally:
+            shard.state.laps = Laps(0.0)  # the laps of other changes are nobody's
         outcome = staging.outcome
         if not staging.repeated and (outcome is None or outcome.result is None):
             shard.metrics.pushes.inc()
@@ -123,7 +133,9 @@ class Pushes:
                 raise BadOption(
                     f"a push says what it contributes (here {head.contribution}) only to a step of a sync group; leave it out"
                 )
-            return state.push(self._sections(part), origin)
+            sections = self._sections(part)
+            state.laps.end("decode")
+            return state.push(sections, origin)
 
         outcome, repeated = state.run_number(origin, apply)
         return Staging({}, outcome, repeated)
@@ -138,7 +150,10 @@ class Pushes:
         staged = state.groups.part(header.client_id)
         known = state.clients.former(origin) is not None or (staged is not None and staged.origin.number == header.number)
         sections = [] if known else self._sections(part)  # a repeat is answered whatever has become of tables and routes
-        return stage(state, IncomingPart(origin, header.step, header.rank, kind, sections))
+        state.laps.end("decode")
+        staging = stage(state, IncomingPart(origin, header.step, header.rank, kind, sections))
+        state.laps.end("merge")
+        return staging
 
     def close_number(self, request: embedding_pb2.CloseNumberRequest) -> embedding_pb2.CloseNumberResponse:
         """Uses a number up without its change, or answers the repeat; on the sequencer's thread. With the step of a bounded
