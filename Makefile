@@ -1,7 +1,7 @@
 # What people and CI run. ARGS reaches the command: `make demo ARGS="--epochs 1"`, `make test ARGS="unit parity"`.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test chaos fuzz lint proto cases constraints package-test bench clean
+.PHONY: help setup demo test matrix chaos fuzz lint proto cases constraints package-test bench clean
 
 BIN := .venv/bin
 # protoc finds its plugins on PATH.
@@ -19,6 +19,9 @@ demo: setup ## trains the demo model on a cluster of its own, beside a local bas
 test: setup ## runs all tests, or the stages named in ARGS
 	@scripts/system.sh tests || { [ "$$CI" != true ] && echo "going on without: the tests that need it will be skipped"; }
 	@$(BIN)/python scripts/run_tests.py $(ARGS)
+
+matrix: setup ## runs all tests, or the stages named in ARGS, for 1 and 4 threads and chunks of 64 KiB to 4 MiB
+	@$(BIN)/python scripts/run_matrix.py $(ARGS)
 
 SECONDS ?= 60
 SEED ?= 1
