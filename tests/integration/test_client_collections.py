@@ -18,6 +18,7 @@ from torch import nn
 
 import shardam
 from shardam import Embedding, EmbeddingBag, EmbeddingCollection, LocalCluster, SparseAdam
+from shardam._module import TableModule
 from shardam.errors import BadOption, IdOutOfRange, WrongShape
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -44,7 +45,7 @@ def messages(cluster: LocalCluster) -> tuple[list[int], list[int]]:
     return counts
 
 
-def gradient_by_id(module: Embedding | EmbeddingBag) -> tuple[torch.Tensor, torch.Tensor]:
+def gradient_by_id(module: TableModule) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids with a gradient, sorted, and the gradient of each."""
     row_ids, gradient = module._gradient.row_ids, module._gradient.proxy.grad
     assert row_ids is not None
