@@ -34,14 +34,14 @@ def count_messages() -> Counts:
     counts: Counts = collections.Counter()
     send, deliver = ExchangeStream._messages_of, ExchangeStream._deliver
 
-    def counting_send(self: ExchangeStream, request: StreamRequest) -> Iterator[embedding_pb2.ExchangeRequest]:
+    def counting_send(self: ExchangeStream, request: StreamRequest) -> Iterator[bytes]:
         for message in send(self, request):
-            counts[str(message.WhichOneof("request"))] += 1
+            counts[str(embedding_pb2.ExchangeRequest.FromString(message).WhichOneof("request"))] += 1
             yield message
 
-    def counting_deliver(self: ExchangeStream, response: embedding_pb2.ExchangeResponse) -> None:
-        counts[str(response.WhichOneof("response"))] += 1
-        deliver(self, response)
+    def counting_deliver(self: ExchangeStream, data: bytes) -> None:
+        counts[str(embedding_pb2.ExchangeResponse.FromString(data).WhichOneof("response"))] += 1
+        deliver(self, data)
 
     ExchangeStream._messages_of, ExchangeStream._deliver = counting_send, counting_deliver  # type: ignore[method-assign]
     return counts

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from shardam_testing.matrix import matrix_environment
 from shardam_testing.state_home import fresh_state_home, remove_state_homes
 
 SKIPS_PATH = Path(__file__).with_name("skips.toml")
@@ -20,6 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name.startswith("SHARDAM_") or name.lower() in ("http_proxy", "https_proxy", "all_proxy"):
             del os.environ[name]
+    os.environ.update(matrix_environment())
     os.environ["XDG_STATE_HOME"] = str(fresh_state_home())  # no test keeps anything with the user's own state
     # No deadline: a busy machine is no failure. Derandomized: a red run can be repeated.
     hypothesis.settings.register_profile("shardam", deadline=None, derandomize=True, print_blob=True)

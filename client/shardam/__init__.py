@@ -18,7 +18,7 @@ from shardam._table_files import ExportReport, ImportReport
 from shardam._timings import PhaseTimes
 from shardam.cluster import Cluster
 from shardam.local import LocalCluster
-from shardam.table import PushResult, Rows, Table, TableInfo, TableStats
+from shardam.table import PendingPull, PushResult, Rows, Table, TableInfo, TableStats
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.schema import TableSpec
 
@@ -42,6 +42,7 @@ __all__ = [
     "TableInfo",
     "TableStats",
     "Rows",
+    "PendingPull",
     "PushResult",
     "ExportReport",
     "ImportReport",

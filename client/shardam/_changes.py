@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from shardam._chunk_setting import DEFAULT_CHUNK_BYTES
+from shardam._stream import Messages
 from shardam_proto.errors import MessageTooLarge, ShardamError, make_error
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2, embedding_pb2
@@ -27,8 +29,12 @@ class Part(Protocol[PartAnswerT]):
         """Bytes of ids and rows that it keeps in memory."""
         ...
 
-    def messages(self, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
+    def messages(self, header: common_pb2.RequestHeader, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Messages:
         """Makes its messages, one after the other; the header is the iterator's from then on."""
+        ...
+
+    def keep_copy(self) -> None:
+        """Lets go of arrays that were handed in: their owner may write to them again."""
         ...
 
     def answer(self, response: embedding_pb2.ExchangeResponse) -> PartAnswerT:
@@ -118,8 +124,14 @@ class AnyChange(Protocol):
         """True: nothing more is to be told to a shard."""
         ...
 
-    def messages(self, shard: int, turn: Turn, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
-        """Makes the messages of a shard's turn."""
+    def messages(
+        self, shard: int, turn: Turn, header: common_pb2.RequestHeader, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    ) -> Messages:
+        """Makes the messages of a shard's turn, rows in chunks of chunk_bytes at most."""
+        ...
+
+    def keep_copy(self) -> None:
+        """Lets go of arrays that were handed in: their owner may write to them again."""
         ...
 
     def take(self, shard: int, response: embedding_pb2.ExchangeResponse) -> bool:
@@ -229,12 +241,19 @@ class Change(Generic[PartT, AnswerT]):
         """Tables that stepped where the change was applied."""
         return sorted({table_id for answer in self.answers.values() for table_id in self.steps_of(answer)})
 
-    def messages(self, shard: int, turn: Turn, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
+    def messages(
+        self, shard: int, turn: Turn, header: common_pb2.RequestHeader, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    ) -> Messages:
         """Makes the shard's part; where it was refused, SKIP if no shard applied it, else VOID with what stepped elsewhere."""
         if turn is Turn.PART:
-            return self.parts[shard].messages(header)
+            return self.parts[shard].messages(header, chunk_bytes)
         kind = embedding_pb2.CLOSE_KIND_VOID if self.answers else embedding_pb2.CLOSE_KIND_SKIP
         return iter((close_message(header, kind, self.stepped_tables()),))
+
+    def keep_copy(self) -> None:
+        """Lets go of arrays that were handed in: their owner may write to them again."""
+        for part in self.parts:
+            part.keep_copy()
 
     def take(self, shard: int, response: embedding_pb2.ExchangeResponse) -> bool:
         """Notes that a shard has applied its part, or closed the number that it had refused."""

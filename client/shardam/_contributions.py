@@ -7,11 +7,12 @@ then home is told, and home's answer is the end.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 from shardam._changes import Turn, close_message
+from shardam._chunk_setting import DEFAULT_CHUNK_BYTES
 from shardam._messages import PushPart
 from shardam._split import split_push_anew
+from shardam._stream import Messages
 from shardam_proto.errors import MessageTooLarge, ShardamError, make_error
 from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2
@@ -128,11 +129,13 @@ class Contribution:
             return self.result is not None and (shard in self.closed or not self._came_too_late)
         return shard in self.answered and (shard != HOME or self.result is not None)
 
-    def messages(self, shard: int, turn: Turn, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
+    def messages(
+        self, shard: int, turn: Turn, header: common_pb2.RequestHeader, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    ) -> Messages:
         """Makes the messages of a shard's turn."""
         match turn:
             case Turn.PART:
-                return self.parts[shard].messages(header)
+                return self.parts[shard].messages(header, chunk_bytes)
             case Turn.CLOSE:
                 return iter((close_message(header, embedding_pb2.CLOSE_KIND_SKIP),))
             case Turn.ARRIVE:
@@ -153,6 +156,11 @@ class Contribution:
             return None
         shard, error = min(self.refusals.items())
         return make_error(error.reason, f"{error.message} (refused by shard {shard})", error.metadata)
+
+    def keep_copy(self) -> None:
+        """Lets go of arrays that were handed in: their owner may write to them again."""
+        for part in self.parts:
+            part.keep_copy()
 
     def take(self, shard: int, response: embedding_pb2.ExchangeResponse) -> bool:
         """Notes a shard's answer: a part that is staged, how the step ended, or a number that is closed."""
@@ -238,9 +246,14 @@ class EmptyStep:
         """True: the number is closed there."""
         return shard in self.closed
 
-    def messages(self, shard: int, turn: Turn, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
+    def messages(
+        self, shard: int, turn: Turn, header: common_pb2.RequestHeader, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    ) -> Messages:
         """Makes the SKIP."""
         return iter((close_message(header, embedding_pb2.CLOSE_KIND_SKIP),))
+
+    def keep_copy(self) -> None:
+        """Does nothing: it has no rows."""
 
     def take(self, shard: int, response: embedding_pb2.ExchangeResponse) -> bool:
         """Notes that a shard has closed the number."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from shardam._backoff import Backoff
+from shardam._calls import count_times
 from shardam._changes import AnyChange, Turn
 from shardam._forks import is_fork_error
 from shardam._link import ShardLink
@@ -200,12 +201,13 @@ class Lane:
         if turn is Turn.ARRIVE:
             budget_s = min(budget_s, LONGEST_ARRIVE_S)
         header = self._session.header(self._link, change.number, budget_s, change.step)
+        chunk_bytes = self._session.options.chunk_bytes
 
         def settled(reply: Reply) -> None:
             self._on_reply(waiting, attempt, turn, reply)
 
         attempt = StreamRequest(
-            header.request_id, lambda: change.messages(shard, turn, header), try_s, header.incarnation, settled
+            header.request_id, lambda: change.messages(shard, turn, header, chunk_bytes), try_s, header.incarnation, settled
         )
         return attempt
 
@@ -241,6 +243,8 @@ class Lane:
                 if waiting.attempt is attempt:
                     self._failed(waiting, attempt, reply)
             elif turn is change.turn(self._link.index):
+                if reply.HasField("push"):
+                    count_times(self._session.timings, attempt, reply.push.header)
                 self._done(waiting, reply)
 
     def _done(self, waiting: _Waiting, response: embedding_pb2.ExchangeResponse) -> None:

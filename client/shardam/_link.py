@@ -7,16 +7,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar, cast
 
 import grpc
 
 from shardam._endings import copy_of
-from shardam._forks import FORKS, fork_error, is_fork_error
-from shardam._stream import ExchangeStream, Reply, StreamRequest
-from shardam_proto.channels import UnaryCall, call, open_channel, token_metadata
+from shardam._forks import FORKS, fork_error
+from shardam._stream import ExchangeCall, ExchangeStream, StreamRequest
+from shardam_proto.channels import Metadata, UnaryCall, call, open_channel, token_metadata
 from shardam_proto.errors import ShardamError, ShardLost, ShardUnreachable
 from shardam_proto.registry import ShardEntry
 from shardam_proto.v1 import checkpoint_pb2_grpc, embedding_pb2, embedding_pb2_grpc, row_pb2_grpc, table_pb2_grpc
@@ -26,6 +25,17 @@ logger = logging.getLogger(__name__)
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 
+EXCHANGE_METHOD = "/shardam.v1.EmbeddingService/Exchange"
+"""Called without the generated stub, since its messages are bytes here, both ways."""
+
+
+class Exchange(Protocol):
+    """Begins an Exchange call."""
+
+    def __call__(self, requests: Iterator[bytes], *, metadata: Metadata) -> ExchangeCall:
+        """Sends what the iterator yields, from a thread of gRPC's."""
+        ...
+
 
 class _Way:
     """A channel to one address with its stubs and, once something is to be sent on it, its stream."""
@@ -33,6 +43,7 @@ class _Way:
     def __init__(self, address: str) -> None:
         self.channel: grpc.Channel = open_channel(address)
         self.embedding = embedding_pb2_grpc.EmbeddingServiceStub(self.channel)
+        self.exchange = cast("Exchange", self.channel.stream_stream(EXCHANGE_METHOD))
         self.rows = row_pb2_grpc.RowServiceStub(self.channel)
         self.tables = table_pb2_grpc.TableServiceStub(self.channel)
         self.checkpoints = checkpoint_pb2_grpc.CheckpointServiceStub(self.channel)
@@ -154,39 +165,6 @@ class ShardLink:
         way.heard_at = time.monotonic()
         return answer
 
-    def pull(self, request: embedding_pb2.PullRequest, timeout_s: float) -> embedding_pb2.PullResponse:
-        """Reads weights over the stream.
-
-        Args:
-            request: the request with its header.
-            timeout_s: how long its answer may take once it has left.
-
-        Raises:
-            ShardUnreachable: no answer in that time, or the stream broke.
-            ShardamError: the shard's reason.
-        """
-        while True:
-            try:
-                return self._pull_once(request, timeout_s)
-            except ShardUnreachable as error:
-                if not is_fork_error(error):
-                    raise
-
-    def _pull_once(self, request: embedding_pb2.PullRequest, timeout_s: float) -> embedding_pb2.PullResponse:
-        reply: Future[embedding_pb2.ExchangeResponse] = Future()
-        message = embedding_pb2.ExchangeRequest(pull=request)
-        header, settled = request.header, functools.partial(_resolve, reply)
-        asked = StreamRequest(header.request_id, lambda: iter((message,)), timeout_s, header.incarnation, settled)
-        self.stream().send(asked)
-        while True:
-            try:
-                return reply.result(max(0.0, asked.overdue_at - time.monotonic())).pull
-            except TimeoutError:
-                if time.monotonic() >= asked.overdue_at and not asked.is_settled:
-                    error = self.give_up(asked)
-                    asked.abandon()
-                    raise error from None
-
     # -- the stream
 
     def stream(self) -> ExchangeStream:
@@ -201,7 +179,7 @@ class ShardLink:
                 raise copy_of(self._end)
             way = self._open_way()
             if way.stream is None or way.stream.ended:
-                start = functools.partial(way.embedding.Exchange, metadata=token_metadata(self._token))
+                start = functools.partial(way.exchange, metadata=token_metadata(self._token))
                 try:
                     way.stream = ExchangeStream(start, self.peer)
                 except (ValueError, RuntimeError) as error:  # the channel is closed, or the interpreter starts no more threads
@@ -327,10 +305,3 @@ class ShardLink:
                 way, self._way = self._way, None
             if way is not None:
                 way.close(error)
-
-
-def _resolve(future: Future[embedding_pb2.ExchangeResponse], reply: Reply) -> None:
-    if isinstance(reply, ShardamError):
-        future.set_exception(reply)
-    else:
-        future.set_result(reply)

@@ -1,59 +1,76 @@
 """The parts of changes as they travel on a stream: in one message, or a push's in chunks.
 
-Arrays stay as they are until a message leaves, and only one message at a time is built (embedding.proto has the format).
+Arrays stay as they are until a message leaves. Its bytes are then put together once, and only one message at a time is in
+memory (embedding.proto and shardam_proto/wire.py have the format).
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from shardam._chunk_setting import DEFAULT_CHUNK_BYTES
+from shardam_proto import wire
 from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2, row_pb2
 
-CHUNK_BYTES = 2**20
-"""Bytes of ids and rows in one message of a push. On a stream the cost of a message of 1 to 2 MiB is small against that of its
-bytes; larger ones are no faster, hold up the messages behind them and make a broken connection cost more."""
-
 ArrayT = TypeVar("ArrayT", bound=np.generic)
+
+_PUSH = embedding_pb2.ExchangeRequest.PUSH_FIELD_NUMBER
 
 
 class Payload(Generic[ArrayT]):
     """Arrays behind one another, as little-endian bytes.
 
     Args:
-        arrays: the arrays; nobody writes to them any more.
+        arrays: the arrays; nobody writes to them any more, unless keep_copy is called first.
 
     Attributes:
         arrays: they.
+        lock: held while pieces are in use.
     """
 
     def __init__(self, arrays: Sequence[npt.NDArray[ArrayT]]) -> None:
-        self.arrays = list(arrays)
-        little = [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays if array.size]
-        self._views = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in little]
-        self._starts = list(itertools.accumulate((len(view) for view in self._views), initial=0))
+        self.arrays = [np.ascontiguousarray(array) for array in arrays]
+        self.lock = threading.Lock()
+        self._ends = list(itertools.accumulate(array.nbytes for array in self.arrays))
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
-        return self._starts[-1]
+        return self._ends[-1] if self._ends else 0
+
+    def pieces(self, start: int, stop: int) -> list[memoryview]:
+        """Returns some of the bytes as they lie; positions beyond the ends have none."""
+        start, stop = max(0, start), min(stop, self.num_bytes)
+        if start == 0 and stop == self.num_bytes:
+            return [array.data for array in self.arrays if array.size]
+        found: list[memoryview] = []
+        index = bisect.bisect_right(self._ends, start)
+        while start < stop:
+            array, end = self.arrays[index], min(stop, self._ends[index])
+            if start < end:
+                begin = self._ends[index] - array.nbytes
+                found.append(array.reshape(-1).view(np.uint8).data[start - begin : end - begin])
+            start, index = end, index + 1
+        return found
 
     def read(self, start: int, stop: int) -> bytes:
         """Copies some of the bytes out; positions beyond the ends have none."""
-        start, stop = max(0, start), min(stop, self.num_bytes)
-        pieces = []
-        index = bisect.bisect_right(self._starts, start) - 1
-        while start < stop:
-            end = min(stop, self._starts[index + 1])
-            pieces.append(self._views[index][start - self._starts[index] : end - self._starts[index]])
-            start, index = end, index + 1
-        return b"".join(pieces)
+        with self.lock:
+            return b"".join(self.pieces(start, stop))
+
+    def keep_copy(self) -> None:
+        """Lets go of the arrays that were handed in: their owner may write to them again."""
+        with self.lock:
+            self.arrays = [array.copy() for array in self.arrays]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,25 +96,40 @@ class PushPart:
         """Bytes of ids and gradients."""
         return self.row_ids.num_bytes + self.rows.num_bytes
 
-    def messages(self, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
-        """Makes the part's messages: ids, then gradients, cut every CHUNK_BYTES."""
-        num_chunks = max(1, -(-self.num_bytes // CHUNK_BYTES))
+    def messages(self, header: common_pb2.RequestHeader, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Iterator[bytes]:
+        """Makes the part's messages: ids, then gradients, cut every chunk_bytes."""
+        num_chunks = max(1, -(-self.num_bytes // chunk_bytes))
         for index in range(num_chunks):
-            message = embedding_pb2.ExchangeRequest()
-            push = message.push
             if num_chunks > 1:
                 header.chunk_index, header.num_chunks = index, num_chunks
-            push.header.CopyFrom(header)
-            if index == 0:
-                push.options.extend(self.options)
-                push.sections.extend(self.sections)
-                push.contribution = self.contribution
-                push.total_bytes = self.num_bytes if num_chunks > 1 else 0
-            start, stop = index * CHUNK_BYTES, (index + 1) * CHUNK_BYTES
-            push.row_ids = self.row_ids.read(start, stop)
-            push.rows = self.rows.read(start - self.row_ids.num_bytes, stop - self.row_ids.num_bytes)
-            yield message
-            del message, push
+            head = embedding_pb2.PushRequest(header=header)
+            if index == 0 and num_chunks > 1:
+                head.total_bytes = self.num_bytes
+            fields = head.SerializeToString() + (self._fields if index == 0 else b"")
+            yield self._message(fields, index * chunk_bytes, (index + 1) * chunk_bytes)
+
+    @functools.cached_property
+    def _fields(self) -> bytes:
+        """What every try of the first message says of the rows, encoded."""
+        fields = embedding_pb2.PushRequest(options=self.options, sections=self.sections, contribution=self.contribution)
+        return fields.SerializeToString()
+
+    def _message(self, head: bytes, start: int, stop: int) -> bytes:
+        num_id_bytes = self.row_ids.num_bytes
+        with self.row_ids.lock, self.rows.lock:
+            payloads = self.row_ids.pieces(start, stop), self.rows.pieces(start - num_id_bytes, stop - num_id_bytes)
+            sizes = [sum(piece.nbytes for piece in payload) for payload in payloads]
+            prefixes = iter(wire.frame(_PUSH, head, sizes).prefixes)
+            message: list[bytes | memoryview] = []
+            for payload in payloads:
+                if payload:
+                    message += (next(prefixes), *payload)
+            return b"".join(message or prefixes)
+
+    def keep_copy(self) -> None:
+        """Lets go of the arrays that were handed in: their owner may write to them again."""
+        self.row_ids.keep_copy()
+        self.rows.keep_copy()
 
     def answer(self, response: embedding_pb2.ExchangeResponse) -> embedding_pb2.PushResponse:
         """Returns the answer to a push."""
@@ -119,11 +151,16 @@ class AssignPart:
         """Bytes of the message."""
         return self.request.ByteSize()
 
-    def messages(self, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
-        """Makes its one message."""
+    def messages(
+        self, header: common_pb2.RequestHeader, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    ) -> Iterator[embedding_pb2.ExchangeRequest]:
+        """Makes its one message, which no chunk is too small for."""
         message = embedding_pb2.ExchangeRequest(assign_rows=self.request)
         message.assign_rows.header.CopyFrom(header)
         yield message
+
+    def keep_copy(self) -> None:
+        """Does nothing: it holds no array of anybody's."""
 
     def answer(self, response: embedding_pb2.ExchangeResponse) -> row_pb2.AssignRowsResponse:
         """Returns the answer to an assign."""
@@ -145,11 +182,16 @@ class DeletePart:
         """Bytes of the message."""
         return self.request.ByteSize()
 
-    def messages(self, header: common_pb2.RequestHeader) -> Iterator[embedding_pb2.ExchangeRequest]:
-        """Makes its one message."""
+    def messages(
+        self, header: common_pb2.RequestHeader, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    ) -> Iterator[embedding_pb2.ExchangeRequest]:
+        """Makes its one message, which no chunk is too small for."""
         message = embedding_pb2.ExchangeRequest(delete_rows=self.request)
         message.delete_rows.header.CopyFrom(header)
         yield message
+
+    def keep_copy(self) -> None:
+        """Does nothing: it holds no array of anybody's."""
 
     def answer(self, response: embedding_pb2.ExchangeResponse) -> row_pb2.DeleteRowsResponse:
         """Returns the answer to a delete."""

@@ -100,23 +100,21 @@ def push_parts(
     Raises:
         MessageTooLarge: a shard's part is above MAX_PART_BYTES.
     """
-    distinct = list(dict.fromkeys((section.options, section.grad_scale) for section in sections))
+    places: dict[tuple[AdamOptions, float], int] = {}
+    split = []
+    used: tuple[AdamOptions, float] | None = None
+    for section in sections:
+        if used is None or section.options is not used[0] or section.grad_scale != used[1]:  # one optimizer's tables share them
+            used = section.options, section.grad_scale
+            place = places.setdefault(used, len(places))
+        split.append(PushSection(section.table_id, place, section.row_ids, section.gradients))
     head = PushPart(
-        options=[options_message(*pair) for pair in distinct],
+        options=[options_message(*pair) for pair in places],
         sections=[],
         row_ids=Payload([]),
         rows=Payload([]),
         contribution=contribution,
     )
-    split = [
-        PushSection(
-            section.table_id,
-            distinct.index((section.options, section.grad_scale)),
-            section.row_ids,
-            section.gradients,
-        )
-        for section in sections
-    ]
     return split_push(head, split, route_map, f"push of {_tables(section.table for section in sections)}")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from shardam._arrays import Float32s, Int64s, Values, as_flat_row_ids, as_rows, check_bounds, check_rows_shape, dtype_name, some
 from shardam._parts import TableStepGradient
 from shardam._values import TableInfo
 from shardam_kernels.factors import AdamOptions, OptionError, check_grad_scale, factors
-from shardam_kernels.native import merge_gradients
+from shardam_kernels.native import is_merged, merge_gradients
 from shardam_proto.errors import BadOption, NonFiniteGradient, WrongShape
 
 _SPARSE_REMEDY = (
@@ -57,7 +59,7 @@ def merged_gradient(
 ) -> TableStepGradient:
     """Sums each id's gradients, left to right in float32 as the shard would, and checks the sums.
 
-    The sums leave as they are: the shard unscales.
+    The sums leave as they are: the shard unscales. A gradient that names each id once is its own sum, and is not copied.
 
     Args:
         info: the table.
@@ -70,6 +72,8 @@ def merged_gradient(
     Raises:
         NonFiniteGradient: a merged, unscaled value is NaN or at least 2**64 in magnitude; the message has up to 8 ids.
     """
+    if is_merged(row_ids, gradients, float(np.float32(1.0 / grad_scale))):
+        return TableStepGradient(info.name, info.table_id, row_ids, gradients, options, grad_scale)
     merged = merge_gradients(row_ids, gradients, factors(options, 1))
     bad_rows = merged.bad_rows
     if finite and grad_scale != 1.0:

@@ -70,6 +70,8 @@ class Pusher:
                 raise
             finally:
                 self._waited_for.discard(ticket)
+                if ticket in self._open:  # it is sent on, while the caller has its arrays back
+                    change.keep_copy()
         refusal = change.refusal()
         if refusal is not None:
             raise refusal

@@ -149,8 +149,12 @@ class Session:
 
     # -- calls
 
-    def answer(self, request: AnyCall[AnswerT]) -> AnswerT:
+    def answer(self, request: AnyCall[AnswerT], first: Callable[[], AnswerT] | None = None) -> AnswerT:
         """Calls a shard until it answers: what may succeed later is tried again with back-off until shard_timeout_s.
+
+        Args:
+            request: the call.
+            first: waits for the first try, which is under way; None: it is made now.
 
         Raises:
             ShardUnreachable: no answer in that time.
@@ -167,6 +171,9 @@ class Session:
                 raise ShardsMoved
             incarnation = request.link.incarnation
             try:
+                if first is not None:
+                    under_way, first, incarnation = first, None, request.header.incarnation
+                    return under_way()
                 return self.try_once(request, min(deadline.remaining_s, self.try_s))
             except ShardamError as error:
                 self.check()
@@ -209,9 +216,13 @@ class Session:
         Raises:
             ShardamError: as ShardLink.call or ShardLink.pull.
         """
+        self.fill_header(request, timeout_s)
+        return request.make(timeout_s)
+
+    def fill_header(self, request: AnyCall[object], timeout_s: float) -> None:
+        """Gives a call the header of its next try."""
         budget_s = timeout_s * BUDGET_SHARE if request.step else timeout_s
         request.header.CopyFrom(self.header(request.link, 0, budget_s, request.step))
-        return request.make(timeout_s)
 
     def _waits_for_members(self, step: int, error: ShardamError) -> bool:
         """True: a shard has kept a read for its whole budget because members of a bounded group are too far behind."""

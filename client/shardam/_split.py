@@ -7,7 +7,6 @@ the new one, so that nothing is kept twice before.
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from shardam._arrays import Float32s, Int64s
 from shardam._messages import AssignPart, DeletePart, Payload, PushPart
+from shardam_kernels.native import split_by_shard
 from shardam_proto.errors import MessageTooLarge
 from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_PART_BYTES
 from shardam_proto.routing import RouteMap
@@ -35,17 +35,15 @@ RowChangeT = TypeVar("RowChangeT", row_pb2.AssignRowsRequest, row_pb2.DeleteRows
 
 
 def positions_by_shard(route_map: RouteMap, row_ids: Int64s) -> Iterator[Positions]:
-    """Yields for each shard the positions of its ids, in their order."""
+    """Yields for each shard the positions of its ids, in their order: a slice where they lie by shard already."""
     if route_map.num_shards == 1:
-        yield slice(None)
+        yield slice(0, row_ids.size)
         return
-    owners = route_map.shards_of(row_ids)
-    order = np.argsort(owners, kind="stable")
-    ends = np.searchsorted(owners[order], np.arange(route_map.num_shards), side="right")
+    order, ends = split_by_shard(row_ids, route_map.num_shards)
     start = 0
-    for end in ends:
-        yield order[start:end]
-        start = int(end)
+    for end in ends.tolist():
+        yield slice(start, end) if order is None else order[start:end]
+        start = end
 
 
 def check_size(num_bytes: int, max_bytes: int, what: str, shard: int) -> None:
@@ -91,34 +89,34 @@ def split_push(head: PushPart, sections: Sequence[PushSection], route_map: Route
     Raises:
         MessageTooLarge: a shard's part is above MAX_PART_BYTES.
     """
-    split = [list(positions_by_shard(route_map, section.row_ids)) for section in sections]
-    bytes_per_row = [ID_BYTES + section.gradients.itemsize * section.gradients.shape[1] for section in sections]
-    parts = []
-    for shard in range(route_map.num_shards):
-        places = [positions[shard] for positions in split]
-        sizes = [_num_rows(section.row_ids, place) for section, place in zip(sections, places, strict=True)]
-        check_size(sum(map(operator.mul, sizes, bytes_per_row)), MAX_PART_BYTES, what, shard)
-        messages = [
-            common_pb2.Section(
-                table_id=section.table_id,
-                num_rows=size,
-                options_index=section.options_index,
-                dtype=common_pb2.DTYPE_FLOAT32,
+    drafts = [_Draft() for _ in range(route_map.num_shards)]
+    for section in sections:
+        table_id, options_index = section.table_id, section.options_index
+        row_ids, gradients = section.row_ids, section.gradients
+        for draft, place in zip(drafts, positions_by_shard(route_map, row_ids), strict=True):
+            mine = row_ids[place]
+            draft.sections.append(
+                common_pb2.Section(
+                    table_id=table_id, num_rows=mine.size, options_index=options_index, dtype=common_pb2.DTYPE_FLOAT32
+                )
             )
-            for section, size in zip(sections, sizes, strict=True)
-        ]
-        part = dataclasses.replace(
-            head,
-            sections=messages,
-            row_ids=Payload([section.row_ids[place] for section, place in zip(sections, places, strict=True)]),
-            rows=Payload([section.gradients[place] for section, place in zip(sections, places, strict=True)]),
-        )
-        parts.append(part)
+            draft.row_ids.append(mine)
+            draft.rows.append(gradients[place])
+    parts = []
+    for shard, draft in enumerate(drafts):
+        row_ids_payload, rows_payload = Payload(draft.row_ids), Payload(draft.rows)
+        check_size(row_ids_payload.num_bytes + rows_payload.num_bytes, MAX_PART_BYTES, what, shard)
+        parts.append(dataclasses.replace(head, sections=draft.sections, row_ids=row_ids_payload, rows=rows_payload))
     return parts
 
 
-def _num_rows(row_ids: Int64s, place: Positions) -> int:
-    return row_ids.size if isinstance(place, slice) else place.size
+@dataclasses.dataclass
+class _Draft:
+    """One shard's part of a push, table by table."""
+
+    sections: list[common_pb2.Section] = dataclasses.field(default_factory=list)
+    row_ids: list[Int64s] = dataclasses.field(default_factory=list)
+    rows: list[Float32s] = dataclasses.field(default_factory=list)
 
 
 # -- anew

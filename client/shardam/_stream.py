@@ -1,6 +1,8 @@
 """One Exchange call with one shard: requests leave in order, and each answer finds its request by its id.
 
-Knows nothing of numbers or rows; a broken call fails everything that waits, and is never mended: _link.py opens another.
+Messages are bytes both ways: whoever sends rows lays the message out (shardam_proto/wire.py), and an answer's rows reach their
+request as views of what was received. Knows nothing of numbers or rows; a broken call fails everything that waits, and is never
+mended: _link.py opens another.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Protocol
 
 import grpc
 
+from shardam._answers import Piece, read_answer
 from shardam._backoff import Deadline
 from shardam._endings import copy_of, ends_client
 from shardam._forks import FORKS
@@ -23,7 +26,9 @@ from shardam_proto.v1 import embedding_pb2
 
 logger = logging.getLogger(__name__)
 
-Messages = Iterator[embedding_pb2.ExchangeRequest]
+Messages = Iterator[embedding_pb2.ExchangeRequest | bytes]
+"""Of a request; those with rows are laid out by hand, the small ones protobuf's."""
+
 Reply = embedding_pb2.ExchangeResponse | ShardamError
 
 
@@ -36,10 +41,15 @@ class StreamRequest:
         budget_s: how long its answer may take once its last message has left; as long without a sign of movement before.
         incarnation: the process life it is meant for.
         settled: called once, with the answer, the refusal or why the stream ended; from the stream's thread as a rule.
+        take: called with each piece of an answer with rows, in order, before `settled` is, with an empty answer; None: what is
+            asked for has no rows. What it raises ends the stream.
 
     Attributes:
         num_sent: messages that gRPC has taken.
         dropped: another try stands for it: if it has not begun to leave, it never will.
+        encode_s: seconds that its messages took to be made.
+        began_at: time.monotonic() when gRPC was given the first one.
+        heard_at: time.monotonic() of the last message of its answer; 0: none yet.
     """
 
     def __init__(
@@ -49,6 +59,7 @@ class StreamRequest:
         budget_s: float,
         incarnation: int,
         settled: Callable[[Reply], None],
+        take: Callable[[Piece], None] | None = None,
     ) -> None:
         self.request_id = request_id
         self.budget_s = budget_s
@@ -58,6 +69,11 @@ class StreamRequest:
         self.queued_at = time.monotonic()
         self.sent_at: float | None = None
         self.stream: ExchangeStream | None = None
+        self.encode_s = 0.0
+        self.began_at = 0.0
+        self.heard_at = 0.0
+        self._num_pieces = 0
+        self._take = take
         self._messages: Callable[[], Messages] | None = messages
         self._settled: Callable[[Reply], None] | None = settled
 
@@ -67,16 +83,49 @@ class StreamRequest:
         return self._settled is None
 
     @property
+    def wants_rows(self) -> bool:
+        """True: its answer comes in pieces."""
+        return self._take is not None
+
+    @property
     def overdue_at(self) -> float:
         """By time.monotonic(), when its answer is so late that the outcome counts as unknown; it moves while messages leave."""
         if self.sent_at is not None:
-            return self.sent_at + self.budget_s
+            return max(self.sent_at, self.heard_at) + self.budget_s
         moved_at = self.stream.moved_at if self.stream is not None else self.queued_at
         return max(self.queued_at, moved_at) + self.budget_s
 
-    def messages(self) -> Messages:
-        """Returns its messages; none if it is settled."""
-        return iter(()) if self._messages is None else self._messages()
+    def messages(self) -> Iterator[bytes]:
+        """Makes its messages; none if it is settled."""
+        messages = iter(()) if self._messages is None else self._messages()
+        while True:
+            started = time.perf_counter()
+            message = next(messages, None)
+            if message is None:
+                return
+            data = message if isinstance(message, bytes) else message.SerializeToString()
+            self.encode_s += time.perf_counter() - started
+            self.began_at = self.began_at or time.monotonic()
+            yield data
+            del data, message
+
+    def take(self, piece: Piece) -> None:
+        """Hands on a piece of its answer.
+
+        Raises:
+            ShardUnreachable: the piece does not follow those before it, or no rows were asked for: the stream has to end.
+        """
+        taking = self._take
+        if self.is_settled:
+            return
+        if taking is None or piece.header.chunk_index != self._num_pieces:
+            expected = "no rows" if taking is None else f"chunk {self._num_pieces}"
+            raise ShardUnreachable(
+                f"chunk {piece.header.chunk_index} of {piece.num_chunks} came as the answer to request {self.request_id}, "
+                f"expected {expected}; the shard runs another version, or is broken"
+            )
+        self._num_pieces += 1
+        taking(piece)
 
     def settle(self, reply: Reply) -> None:
         """Tells whoever waits; later replies are nobody's."""
@@ -87,7 +136,7 @@ class StreamRequest:
 
     def forget(self) -> None:
         """Takes no reply any more, and lets go of what it would have sent."""
-        self._settled, self._messages = None, None
+        self._settled, self._messages, self._take = None, None, None
 
     def abandon(self) -> None:
         """Forgets it, on its stream too."""
@@ -99,8 +148,8 @@ class StreamRequest:
 class ExchangeCall(Protocol):
     """What gRPC returns for a stream: the answers, and the call's end."""
 
-    def __iter__(self) -> Iterator[embedding_pb2.ExchangeResponse]:
-        """Yields answers; raises grpc.RpcError at a bad end."""
+    def __iter__(self) -> Iterator[bytes]:
+        """Yields messages; raises grpc.RpcError at a bad end."""
         ...
 
     def cancel(self) -> bool:
@@ -124,7 +173,7 @@ class ExchangeStream:
         heard_at: time.monotonic() of the last answer; 0: none yet.
     """
 
-    def __init__(self, start: Callable[[Messages], ExchangeCall], peer: str) -> None:
+    def __init__(self, start: Callable[[Iterator[bytes]], ExchangeCall], peer: str) -> None:
         self.peer = peer
         self.moved_at = time.monotonic()
         self.heard_at = 0.0
@@ -204,7 +253,7 @@ class ExchangeStream:
         self._threads.append(threading.current_thread())
         self._call_is_over.set()
 
-    def _outgoing(self) -> Messages:
+    def _outgoing(self) -> Iterator[bytes]:
         """What gRPC sends, in a thread of its own that asks for the next message once the former has left."""
         self._threads.append(threading.current_thread())
         self._sends.set()
@@ -218,9 +267,10 @@ class ExchangeStream:
                 yield from self._messages_of(request)
             del request  # a waiting thread keeps no gradients alive
 
-    def _messages_of(self, request: StreamRequest) -> Messages:
+    def _messages_of(self, request: StreamRequest) -> Iterator[bytes]:
         for message in request.messages():
             yield message
+            del message
             request.num_sent += 1
             self.moved_at = time.monotonic()
             if request.is_settled:
@@ -231,29 +281,48 @@ class ExchangeStream:
 
     def _read(self) -> None:
         try:
-            for response in self._call:
-                self._deliver(response)
-                del response
+            for data in self._call:
+                self._deliver(data)
+                del data
             error: ShardamError = ShardUnreachable(f"{self.peer} has ended the stream", metadata={"peer": self.peer})
         except grpc.RpcError as problem:
             error = _stream_error(problem, self.peer)
             problem.__traceback__ = None  # it is the call itself, and would keep itself alive
+        except ShardUnreachable as problem:
+            error = ShardUnreachable(f"{self.peer}: {problem.message}", metadata={"peer": self.peer})
+            logger.warning("%s", error.message)
         except Exception as problem:  # the thread's edge: whoever waits is told
             logger.exception("%s: the stream's reader failed", self.peer)
             error = ShardUnreachable(f"{self.peer}: its answers could not be read: {problem!r}")
         self.end(error)
 
-    def _deliver(self, response: embedding_pb2.ExchangeResponse) -> None:
+    def _deliver(self, data: bytes) -> None:
+        """Gives a message to its request, if that has not been given up.
+
+        Raises:
+            ShardUnreachable: it is no part of a valid answer.
+        """
         self.heard_at = time.monotonic()
+        answer = read_answer(data)
+        is_last = not isinstance(answer, Piece) or answer.is_last
         with self._changed:
-            request = self._pending.pop(response.request_id, None)
+            request = self._pending.get(answer.request_id)
         if request is None:
-            return  # the answer of a request that was given up
-        if response.HasField("refusal"):
-            refusal = response.refusal
+            return
+        request.heard_at = self.heard_at
+        if isinstance(answer, Piece):
+            request.take(answer)
+            if not is_last:
+                return
+            answer = embedding_pb2.ExchangeResponse(request_id=answer.request_id)
+        elif request.wants_rows and not answer.HasField("refusal"):
+            raise ShardUnreachable(f"an answer without rows came to request {answer.request_id}, which asked for some")
+        self.forget(request)
+        if answer.HasField("refusal"):
+            refusal = answer.refusal
             request.settle(make_error(refusal.reason, refusal.message, dict(refusal.metadata)))
         else:
-            request.settle(response)
+            request.settle(answer)
 
 
 def _stream_error(problem: grpc.RpcError, peer: str) -> ShardamError:

@@ -59,6 +59,10 @@ class LocalShard:
     pid: int
 
 
+THREADS_VARIABLE = "SHARDAM_THREADS"
+"""Threads of a shard's kernels, the one setting of the environment that a local cluster takes over."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Ready:
     """What `up --json` prints once everything serves."""
@@ -193,8 +197,9 @@ class _ServerProcess:
     """The parent of all processes of a local cluster."""
 
     def __init__(self, command: list[str]) -> None:
-        # what is set for another cluster must not leak into this one
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SHARDAM_")}
+        # what is set for another cluster must not leak into this one; threads are this machine's
+        own = (name for name in os.environ if name == THREADS_VARIABLE or not name.startswith("SHARDAM_"))
+        environment = {name: os.environ[name] for name in own}
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -11,10 +11,12 @@ import numpy as np
 from shardam._arrays import Float32s, Int64s, Values, as_flat_row_ids, as_rows, check_bounds, check_flag, check_rows_shape, some
 from shardam._parts import RowWrite, assign_change, delete_change
 from shardam._push_checks import as_gradient, check_options, merged_gradient
-from shardam._reads import read_rows, read_weights, scan_rows
+from shardam._reads import PendingRead, read_weights_later
+from shardam._row_reads import read_rows, scan_rows
 from shardam._table_files import ExportReport, export_table
 from shardam._values import PushResult, Rows, TableInfo, TableStats
 from shardam_kernels.factors import AdamOptions
+from shardam_kernels.native import distinct_ids
 from shardam_proto.errors import BadOption, NonFiniteState, SchemaMismatch, WrongShape
 from shardam_proto.limits import MAX_SCAN_ROWS
 from shardam_proto.schema import TableSpec
@@ -22,7 +24,24 @@ from shardam_proto.schema import TableSpec
 if TYPE_CHECKING:
     from shardam.cluster import Cluster
 
-__all__ = ["PushResult", "Rows", "Table", "TableInfo", "TableStats"]
+__all__ = ["PendingPull", "PushResult", "Rows", "Table", "TableInfo", "TableStats"]
+
+
+class PendingPull:
+    """A pull that is under way; made by Table.pull_async."""
+
+    def __init__(self, read: PendingRead, places: Int64s | None) -> None:
+        self._read = read
+        self._places = places
+
+    def result(self) -> Float32s:
+        """Waits for the rows; what it raises pull would.
+
+        Returns:
+            float32 [N, dim] in the order of the ids; private and writable. A second call returns the same rows.
+        """
+        (rows,) = self._read.result()
+        return rows if self._places is None else rows[self._places]
 
 
 class Table:
@@ -98,9 +117,21 @@ class Table:
         Returns:
             float32 [N, dim] in the order of the ids; private and writable.
         """
+        return self.pull_async(row_ids).result()
+
+    def pull_async(self, row_ids: Values) -> PendingPull:
+        """Asks for weights as pull does, and does not wait for them: several may be under way, and their order is kept.
+
+        Args:
+            row_ids: as for pull.
+        """
         ids = self._ids(row_ids)
         session = self._cluster._ready_to_read()
-        return read_weights(session, [(self.info(), ids)])[0]
+        with session.timings.measured("unique"):
+            distinct, places, _ = distinct_ids(ids, session.route_map.num_shards)
+        read = read_weights_later(session, [(self.info(), distinct)])
+        in_order = distinct.size == ids.size and session.route_map.num_shards == 1
+        return PendingPull(read, None if in_order else places)
 
     def push(self, row_ids: Values, gradients: Values, options: AdamOptions, *, grad_scale: float = 1.0) -> PushResult:
         """Makes one optimizer step of this table and waits until every shard has applied it.

@@ -11,6 +11,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "distinct.h"
+#include "merge.h"
 
 namespace shardam {
 namespace {
@@ -49,7 +50,25 @@ std::tuple<std::optional<OutIds>, OutIds> split(Ids row_ids, std::int64_t num_sh
   return {std::move(order), to_array(std::move(found.ends))};
 }
 
+// False also where only exact sums can tell.
+bool is_merged(Ids row_ids, Rows2 gradients, float unscale) {
+  require_equal("gradients", gradients.shape(0), "row_ids", row_ids.size());
+  if (row_ids.size() > std::size_t{std::numeric_limits<std::int32_t>::max()}) return false;
+  nb::gil_scoped_release release;
+  const auto count = static_cast<std::int64_t>(row_ids.size());
+  if (!all_distinct(row_ids.data(), count)) return false;
+  const auto num_values = static_cast<std::int64_t>(gradients.size());
+  return sums_stay_below_limit(largest_magnitude(gradients.data(), num_values, 1), 1, unscale);
+}
+
 using OutBytes = Array1<std::uint8_t>;
+using OutFloats = Array1<float>;
+
+// The same floats, to be written to from now on: a part of a bytes object that nobody but its owner has seen.
+OutFloats writable(nb::object values) {
+  const auto floats = nb::cast<Array1<const float>>(values, /* convert */ false);
+  return OutFloats(const_cast<float*>(floats.data()), {floats.size()}, values);
+}
 
 // A bytes object of prefixes and payloads, and each payload as an array into which it is yet to be written. Python's own API
 // allows to write into a bytes object that nobody else has seen.
@@ -78,6 +97,9 @@ void bind_worker(nb::module_& module) {
   module.def("distinct_ids", &distinct, exact("row_ids"), nb::arg("num_shards"), "Returns (row_ids, places, ends).");
   module.def("split_by_shard", &split, exact("row_ids"), nb::arg("num_shards"),
              "Returns (order, ends); order is None if the ids lie by shard.");
+  module.def("is_merged", &is_merged, exact("row_ids"), exact("gradients"), nb::arg("unscale"),
+             "Returns whether ids are distinct and all values so small that no shard refuses them.");
+  module.def("writable", &writable, nb::arg("values"), "Returns the same floats, writable.");
   module.def("new_message", &new_message, nb::arg("prefixes"), nb::arg("sizes"),
              "Returns a bytes object and its payloads, uninitialised and writable.");
 }

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "groups.h"
 #include "hashing.h"
-#include "merge.h"
 
 namespace shardam {
 namespace {
@@ -64,6 +64,20 @@ ShardSplit split_by_shard(const std::int64_t* row_ids, std::int64_t count, std::
   split.order.resize(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < count; ++i) split.order[starts[owners[i]]++] = i;
   return split;
+}
+
+bool all_distinct(const std::int64_t* row_ids, std::int64_t count) {
+  int bits = 4;
+  while ((std::int64_t{1} << bits) < 2 * count) ++bits;  // at most half full
+  const std::size_t mask = (std::size_t{1} << bits) - 1;
+  std::vector<std::int32_t> places(mask + 1, -1);
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::size_t at = mix64(static_cast<std::uint64_t>(row_ids[i])) >> (64 - bits);
+    while (places[at] >= 0 && row_ids[places[at]] != row_ids[i]) at = (at + 1) & mask;
+    if (places[at] >= 0) return false;
+    places[at] = static_cast<std::int32_t>(i);
+  }
+  return true;
 }
 
 }  // namespace shardam

@@ -26,4 +26,7 @@ struct ShardSplit {
 
 ShardSplit split_by_shard(const std::int64_t* row_ids, std::int64_t count, std::int64_t num_shards);
 
+// True if no id is there twice. count < 2^31. Throws std::bad_alloc.
+bool all_distinct(const std::int64_t* row_ids, std::int64_t count);
+
 }  // namespace shardam

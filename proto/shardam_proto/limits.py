@@ -15,6 +15,12 @@ MAX_PART_BYTES = 512 * 2**20
 """Ids and gradients of one part of a push at most. Parts above a chunk travel in chunks; a shard reserves the bytes of a whole
 part before it takes the rest, and this is what it may reserve by default."""
 
+MIN_CHUNK_BYTES = 2**16
+"""Bytes of rows in one message of an answer in chunks at least: below, the cost of messages is most of an answer's."""
+
+MAX_CHUNK_BYTES = 2**22
+"""And at most: above, sender and receiver no longer overlap in an answer of ordinary size."""
+
 CLIENT_ID_BYTES = 16
 """A client id is 128 random bits."""
 

@@ -32,6 +32,9 @@ follows does not depend on it."""
 
 _MAX_VARINT_BYTES = 10
 
+_MAX_LENGTH_BYTES = 5
+"""Protobuf reads no length that is written in more, though it were small."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Envelope:
@@ -72,10 +75,12 @@ class Frame:
     Attributes:
         prefixes: what stands before each payload.
         sizes: bytes of each payload.
+        head_start: where the small fields begin.
     """
 
     prefixes: tuple[bytes, ...]
     sizes: tuple[int, ...]
+    head_start: int
 
     @property
     def num_bytes(self) -> int:
@@ -111,13 +116,13 @@ def frame(kind: int, head: bytes, sizes: Sequence[int], *, request_id: int = 0) 
             prefix = _padded(at, field, size)
             fields.append((prefix, size))
             at += len(prefix) + size
-    length = _fixed_varint(at - start)
+    length = fixed_varint(at - start, _LENGTH_BYTES)
     first = outer + bytes([kind << 3 | _LENGTH_DELIMITED]) + length + head
     if not fields:
-        return Frame((first,), (0,))
+        return Frame((first,), (0,), start)
     prefixes = [prefix for prefix, _ in fields]
     prefixes[0] = first + prefixes[0]
-    return Frame(tuple(prefixes), tuple(size for _, size in fields))
+    return Frame(tuple(prefixes), tuple(size for _, size in fields), start)
 
 
 def _padded(at: int, field: int, size: int) -> bytes:
@@ -127,9 +132,11 @@ def _padded(at: int, field: int, size: int) -> bytes:
     return bytes([PADDING_FIELD << 3 | _LENGTH_DELIMITED, padding]) + bytes(padding) + tag
 
 
-def _fixed_varint(value: int) -> bytes:
-    low = [value >> 7 * place & 0x7F | 0x80 for place in range(_LENGTH_BYTES - 1)]
-    return bytes([*low, value >> 7 * (_LENGTH_BYTES - 1)])
+def fixed_varint(value: int, num_bytes: int) -> bytes:
+    """Encodes an unsigned integer in so many bytes, more than it may need; the largest that fits if it is larger."""
+    value = min(value, 2 ** (7 * num_bytes) - 1)
+    low = [value >> 7 * place & 0x7F | 0x80 for place in range(num_bytes - 1)]
+    return bytes([*low, value >> 7 * (num_bytes - 1)])
 
 
 def open_envelope(data: bytes) -> Envelope | None:
@@ -139,7 +146,7 @@ def open_envelope(data: bytes) -> Envelope | None:
         if size and data[0] == REQUEST_ID_FIELD << 3 | _VARINT:
             request_id, at = _read_varint(data, 1, size)
         tag = data[at]
-        length, start = _read_varint(data, at + 1, size)
+        length, start = _read_varint(data, at + 1, size, _MAX_LENGTH_BYTES)
     except (IndexError, ValueError):
         return None
     if tag & 7 != _LENGTH_DELIMITED or tag > 0x7F or start + length != size:
@@ -164,7 +171,7 @@ def split(data: bytes, start: int, end: int) -> Split | None:
         at = head_end
         while at < end:
             tag = data[at]
-            length, begin = _read_varint(data, at + 1, end)
+            length, begin = _read_varint(data, at + 1, end, _MAX_LENGTH_BYTES)
             field, at = tag >> 3, begin + length
             if tag & 0x87 != _LENGTH_DELIMITED or at > end:
                 return None
@@ -210,10 +217,10 @@ def _skip_head(data: bytes, start: int, end: int) -> int:
     return at
 
 
-def _read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int, end: int, max_bytes: int = _MAX_VARINT_BYTES) -> tuple[int, int]:
     """Returns an unsigned integer and the place behind it."""
     value = 0
-    for place in range(_MAX_VARINT_BYTES):
+    for place in range(max_bytes):
         if at >= end:
             break
         byte = data[at]

@@ -35,6 +35,25 @@ class PartSizes:
         return self.row_ids_bytes + self.rows_bytes
 
 
+Buffer = bytes | memoryview
+"""Bytes of a message, or of a part that was put together from chunks."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk of a part.
+
+    Attributes:
+        head: its message; ids and gradients in it are not looked at.
+        row_ids: the next bytes of the part's ids.
+        rows: the next bytes of its gradients.
+    """
+
+    head: embedding_pb2.PushRequest
+    row_ids: Buffer
+    rows: Buffer
+
+
 class ChunkedPart:
     """A part on its way: one buffer, ids first, then gradients.
 
@@ -75,23 +94,22 @@ class ChunkedPart:
         """The gradients' bytes."""
         return self._buffer.data[self.sizes.row_ids_bytes :]
 
-    def add(self, chunk: embedding_pb2.PushRequest) -> bool:
+    def add(self, chunk: Chunk) -> bool:
         """Appends the next chunk; returns whether the part is whole.
 
         Raises:
             BadOption: it is not the part's next chunk, or repeats what only chunk 0 has.
             WrongShape: its bytes do not fit the part.
         """
-        self._check_place(chunk)
+        self._check_place(chunk.head)
         self._next_chunk += 1
         self._append(chunk.row_ids, self.sizes.row_ids_bytes, "row_ids")
-        rows = chunk.rows
-        if rows and self._filled < self.sizes.row_ids_bytes:
+        if chunk.rows and self._filled < self.sizes.row_ids_bytes:
             raise WrongShape(
-                f"chunk {chunk.header.chunk_index} has bytes of rows before the last of row_ids; {self._filled} of "
+                f"chunk {chunk.head.header.chunk_index} has bytes of rows before the last of row_ids; {self._filled} of "
                 f"{self.sizes.row_ids_bytes} bytes of row_ids have come"
             )
-        self._append(rows, self.sizes.total_bytes, "rows")
+        self._append(chunk.rows, self.sizes.total_bytes, "rows")
         whole = self._next_chunk == self.head.header.num_chunks
         if whole and self._filled != self.sizes.total_bytes:
             raise WrongShape(f"the part's chunks have {self._filled} bytes, its sections need {self.sizes.total_bytes}")
@@ -112,7 +130,7 @@ class ChunkedPart:
         if header.chunk_index and (chunk.options or chunk.sections or chunk.total_bytes):
             raise BadOption(f"{place} has options, sections or total_bytes; they belong in chunk 0 alone")
 
-    def _append(self, data: bytes, end: int, what: str) -> None:
+    def _append(self, data: Buffer, end: int, what: str) -> None:
         if self._filled + len(data) > end and data:
             raise WrongShape(
                 f"{what} of the part has {self._filled + len(data) - end} bytes more than its sections need; send it again"

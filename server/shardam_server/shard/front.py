@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol, TypeVar, cast
 
 import grpc
@@ -28,6 +28,9 @@ HEALTH_PREFIX = "/grpc.health.v1.Health/"
 
 SHARDAM_PREFIX = "/shardam."
 """Methods of shardam's own services."""
+
+RAW_STREAMS = frozenset({"/shardam.v1.EmbeddingService/Exchange"})
+"""Streams whose handlers take and give messages as bytes: protobuf would copy the rows in them."""
 
 
 class Message(Protocol):
@@ -102,6 +105,8 @@ class ShardFront(grpc.aio.ServerInterceptor):
                     raise
                 await _abort(context, explain(failure, method, 0, self._metrics))
 
+        if method in RAW_STREAMS:
+            return grpc.stream_stream_rpc_method_handler(cast(Callable[..., Iterator[Response]], stream))
         return _with_behavior(handler, stream)
 
     def _allows(self, details: grpc.HandlerCallDetails) -> bool:

@@ -26,21 +26,27 @@ class ReadWriteLock:
         try:
             yield
         finally:
-            self._leave()
+            self.leave()
 
     @contextlib.contextmanager
     def try_read(self) -> Iterator[bool]:
         """Holds the lock with other readers and yields True, or yields False at once where a writer has it or waits for it."""
-        with self._condition:
-            free = not self._writing and not self._num_waiting_writers
-            self._num_readers += free
+        free = self.enter_at_once()
         try:
             yield free
         finally:
             if free:
-                self._leave()
+                self.leave()
 
-    def _leave(self) -> None:
+    def enter_at_once(self) -> bool:
+        """Takes the lock with other readers, until `leave`; False: a writer has it or waits for it."""
+        with self._condition:
+            free = not self._writing and not self._num_waiting_writers
+            self._num_readers += free
+        return free
+
+    def leave(self) -> None:
+        """Gives the lock back as a reader."""
         with self._condition:
             self._num_readers -= 1
             if self._num_readers == 0:

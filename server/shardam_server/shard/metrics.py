@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from shardam_server.shard.phases import PhaseTimes
 from shardam_server.shard_words import JOURNAL_STATES
 
 LABELS = ("cluster", "shard")
@@ -66,6 +67,8 @@ class ShardMetrics:
             (*LABELS, "end"),
             registry=self.registry,
         )
+        self.phases = PhaseTimes(LABELS, values)
+        self.registry.register(self.phases)
         self._errors = Counter(
             "shardam_errors_total", "Requests refused or failed.", (*LABELS, "reason"), registry=self.registry
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from shardam_server.shard.context import ShardContext
+from shardam_server.shard.locks import ReadWriteLock
 from shardam_server.shard.table import Table, read_locks
 
 T = TypeVar("T")
@@ -23,24 +23,30 @@ async def read_tables(shard: ShardContext, tables: Sequence[Table], action: Call
         ShardamError: what action raises.
     """
 
-    def read_at_once() -> list[T]:
-        with _try_read_locks(tables) as held:
-            return [read()] if held else []
-
     def wait_and_read() -> T:
         with read_locks(tables):
-            return read()
+            shard.state.check_whole()  # with the locks: the change before may have ended so
+            return action()
 
-    def read() -> T:
-        shard.state.check_whole()  # with the locks: the change before may have ended so
-        return action()
-
-    at_once = await shard.sequencer.read(read_at_once)
+    at_once = await shard.sequencer.read(lambda: read_at_once(shard, tables, action))
     return at_once[0] if at_once else await shard.sequencer.wait_and_read(wait_and_read)
 
 
-@contextlib.contextmanager
-def _try_read_locks(tables: Sequence[Table]) -> Iterator[bool]:
-    """Holds all tables for reading and yields True, or yields False and holds none."""
-    with contextlib.ExitStack() as stack:
-        yield all(stack.enter_context(table.lock.try_read()) for table in {table.table_id: table for table in tables}.values())
+def read_at_once(shard: ShardContext, tables: Sequence[Table], action: Callable[[], T]) -> list[T]:
+    """Runs a read while its tables are held; empty: a change of one of them is in the way, and nothing was read.
+
+    Raises:
+        JournalFailed: memory may hold a change in part.
+        ShardamError: what action raises.
+    """
+    held: list[ReadWriteLock] = []
+    try:
+        for table in tables if len(tables) == 1 else {table.table_id: table for table in tables}.values():
+            if not table.lock.enter_at_once():
+                return []
+            held.append(table.lock)
+        shard.state.check_whole()  # with the locks: the change before may have ended so
+        return [action()]
+    finally:
+        for lock in held:
+            lock.leave()

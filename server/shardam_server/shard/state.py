@@ -8,13 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from shardam_proto.errors import JournalFailed, OutOfMemory, SchemaMismatch, ShardamError, UnknownTable
+from shardam_proto.errors import JournalFailed, OutOfMemory, SchemaMismatch, ShardamError
 from shardam_server.shard.clients import MAX_CLIENTS, ClientEntry, Clients, Origin, Outcome, check_client_id
 from shardam_server.shard.conditions import RowCondition, check_condition
 from shardam_server.shard.groups.entries import Groups
 from shardam_server.shard.groups.pending_rows import PendingRows
+from shardam_server.shard.installed_tables import InstalledTables
 from shardam_server.shard.journal import change_records
 from shardam_server.shard.journal.interface import Journal, NoJournal
+from shardam_server.shard.phases import Laps
 from shardam_server.shard.pre_images import OpenSnapshots
 from shardam_server.shard.records import Device, Int64s
 from shardam_server.shard.row_limits import check_room
@@ -28,7 +30,7 @@ NO_CONDITION = RowCondition()
 """Nothing is asked of the rows that a change names."""
 
 
-class ShardState:
+class ShardState(InstalledTables):
     """Tables, clients and the count of changes. Changes come from the sequencer's thread alone; reads from any thread.
 
     Every change is: validate, reserve, append to the journal, apply, which cannot fail. Should it fail all the same, memory may
@@ -43,6 +45,8 @@ class ShardState:
         device: holds the records.
         journal: takes every change; set once the state on disk has been replayed.
         change_number: how many changes have been applied on this timeline.
+        loaded_change: the last of those that came with a base or checkpoint, which does not tell which rows were deleted.
+        laps: takes the phases of the change that is being applied.
         groups: groups of workers, and parts that wait for their step's decision.
         pending_rows: rows that these parts will create.
         snapshots: copies of it that are being made while changes go on.
@@ -52,16 +56,17 @@ class ShardState:
     """
 
     def __init__(self, device: Device, max_rows: int = 0, max_clients: int = MAX_CLIENTS) -> None:
+        super().__init__()
         self.device = device
         self.max_rows = max_rows
         self.clients = Clients(max_clients)
         self.journal: Journal = NoJournal()
         self.change_number = 0
+        self.loaded_change = 0
+        self.laps = Laps(0.0)
         self.half_applied = ""
         self.when_half_applied: Callable[[], None] = lambda: None
         self.groups = Groups(self.clients)
-        self._tables_by_id: dict[int, Table] = {}
-        self._tables_by_name: dict[str, Table] = {}
         self.pending_rows = PendingRows(self.groups, self.table)
         self.snapshots = OpenSnapshots()
         self._install_lock = threading.Lock()
@@ -77,28 +82,6 @@ class ShardState:
 
     # -- tables
 
-    def tables(self) -> list[Table]:
-        """Returns the tables by name."""
-        return [self._tables_by_name[name] for name in sorted(self._tables_by_name)]
-
-    def table(self, table_id: int) -> Table:
-        """Returns a table.
-
-        Raises:
-            UnknownTable: no table has this id.
-        """
-        table = self._tables_by_id.get(table_id)
-        if table is None:
-            raise UnknownTable(
-                f"no table has the id {table_id}; it may have been made in another cluster",
-                metadata={"table_id": str(table_id)},
-            )
-        return table
-
-    def find_table(self, name: str) -> Table | None:
-        """Returns a table by name, or None."""
-        return self._tables_by_name.get(name)
-
     def install(self, tables: Iterable[Table]) -> None:
         """Adds tables. One that is there with the same id is left as it is.
 
@@ -108,7 +91,7 @@ class ShardState:
         with self._install_lock:
             new = []
             for table in tables:
-                present = self._tables_by_name.get(table.spec.name)
+                present = self.find_table(table.spec.name)
                 if present is None:
                     new.append(table)
                 elif present.table_id != table.table_id or present.spec != table.spec:
@@ -123,30 +106,19 @@ class ShardState:
             with self.journaled(change_records.install_record(self.change_number + 1, infos)):
                 self.put_tables(new)
 
-    def put_tables(self, tables: Iterable[Table]) -> None:
-        """Adds tables as they were stored, without counting a change."""
-        for table in tables:
-            self._tables_by_id[table.table_id] = table
-            self._tables_by_name[table.spec.name] = table
-
     def raise_steps(self, steps: Mapping[int, int]) -> None:
         """Raises tables' steps to those that another shard has; never lowers one."""
         raised = {}
         for table_id, step in steps.items():
-            table = self._tables_by_id.get(table_id)
+            table = self.find_table_by_id(table_id)
             if table is not None and step > table.step:
                 raised[table_id] = step
         if not raised:
             return
-        tables = [self._tables_by_id[table_id] for table_id in raised]
+        tables = [self.table(table_id) for table_id in raised]
         with self.write_locks(tables), self.journaled(change_records.steps_record(self.change_number + 1, raised)):
             for table in tables:
                 table.step = raised[table.table_id]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows over all tables."""
-        return sum(table.num_rows for table in self._tables_by_id.values())
 
     # -- clients (sequencer's thread)
 
@@ -224,6 +196,7 @@ class ShardState:
         """
         self.groups.check_push()
         updates = [(section.table, section.table.prepare(section)) for section in sections]
+        self.laps.end("merge")
         outcome = Outcome()
 
         def record(steps: Sequence[StagedTableStep]) -> change_records.Change:
@@ -257,17 +230,21 @@ class ShardState:
             JournalFailed: as push.
         """
         with self.write_locks([table for table, _ in updates]):
-            new_rows = [(table, table.count_new(update.gradients.row_ids)) for table, update in updates]
+            self.laps.end("lock")
+            new_rows = [(table, table.count_new(update)) for table, update in updates]
             if limited:
                 check_room(new_rows, self.num_rows, self.max_rows)
             for table, num_new in new_rows:
                 table.reserve(num_new)
             staged = stage_all(updates, self.change_number + 1)
+            self.laps.end("index")
             try:
                 with self.journaled(record([step for _, step in staged])):
+                    self.laps.end("journal")
                     for table, step in staged:
                         table.apply(step)
                     self.device.finish()
+                    self.laps.end("update")
                     close({table.table_id: step.step.table_step for table, step in staged})
             except BaseException:
                 if not self.half_applied:
@@ -327,6 +304,7 @@ class ShardState:
             change_number = self.change_number + 1
             record = change_records.delete_record(change_number, origin, table, row_ids)
             with self.journaled(record, undone_by=(OutOfMemory,)):
+                table.last_delete = change_number
                 return self._close_rows(origin, table.delete(row_ids), change_number)
 
     def clear_moments(

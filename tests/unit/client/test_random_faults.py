@@ -12,7 +12,7 @@ from shardam_testing.random_faults import RandomFaults
 from shardam_testing.scripted_client import ScriptedClient, ids_of_shard, scripted_client
 from shardam_testing.scripted_shards import FAIL_BEFORE, HOLD, INFO, LOSE_ANSWER, SWALLOW
 
-from shardam import _backoff, _messages
+from shardam import _backoff
 from shardam._reads import read_weights
 from shardam.errors import QueueFull, RowLimit, ShardNotReady, ShardUnreachable
 
@@ -86,10 +86,9 @@ def send(client: ScriptedClient, number: int) -> int:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_number_ends_once_on_every_shard_in_order_and_in_one_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_messages, "CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(_backoff, "MAX_WAIT_S", 0.1)
     stop = threading.Event()
-    with scripted_client(3, shard_timeout_s=4.0, client_lease_s=0.5) as client:
+    with scripted_client(3, shard_timeout_s=4.0, client_lease_s=0.5, chunk_bytes=CHUNK) as client:
         for shard in client.shards:
             shard.faults = RandomFaults(shard, 10 * seed + shard.index)
             shard.cuts = RandomCuts(20 * seed + shard.index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from shardam_testing.matrix import num_threads
 from shardam_testing.shard_states import make_tables
 
 from shardam_kernels.factors import AdamOptions
@@ -22,7 +23,7 @@ CLIENTS = (b"a" * 16, b"b" * 16)
 
 def shard_of_two(max_rows: int = 0) -> ShardState:
     """Returns a shard with two tables and a sync group of two ranks."""
-    state = ShardState(CpuDevice(1), max_rows)
+    state = ShardState(CpuDevice(num_threads()), max_rows)
     state.install(make_tables([TableSpec("words", 2), TableSpec("users", 2)]))
     for client_id in CLIENTS:
         state.open_client(client_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from shardam_testing.matrix import num_threads
 from shardam_testing.shard_states import make_tables
 
 from shardam_kernels.factors import AdamOptions
@@ -20,7 +21,7 @@ MEMBERS = (b"a" * 16, b"b" * 16)
 
 
 def test_closing_it_by_hand_is_a_repeat_where_its_part_came_once_more() -> None:
-    state = ShardState(CpuDevice(1))
+    state = ShardState(CpuDevice(num_threads()))
     state.install(make_tables([TableSpec("words", 2)]))
     for client_id in MEMBERS:
         state.open_client(client_id)

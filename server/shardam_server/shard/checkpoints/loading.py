@@ -24,8 +24,9 @@ from shardam_server.shard.clients import ClientEntry
 from shardam_server.shard.groups.entries import GroupEntry
 from shardam_server.shard.journal.base_file import client_entry, group_entry
 from shardam_server.shard.journal.replay import ArrayReader
+from shardam_server.shard.row_counters import RowCounters
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.storage import MakeRecords, RowCounters
+from shardam_server.shard.storage import MakeRecords
 from shardam_server.shard.table import Table, table_from_info
 
 _DEVIATIONS = 4
@@ -90,7 +91,7 @@ class _Loading:
         if plan.keep_clients:
             self._keep_clients(state, remembered, same_shards=same_shards)
         state.put_tables(self._tables.values())
-        state.change_number = max(state.change_number, manifest.change_number)
+        state.change_number = state.loaded_change = max(state.change_number, manifest.change_number)
 
     def _to_load(self, state: ShardState) -> Iterable[StoredTable]:
         stored: Mapping[str, StoredTable] = {table.spec.name: table for table in self._manifest.tables}

@@ -28,9 +28,10 @@ from shardam_server.shard.journal.journal_file import JournalFile
 from shardam_server.shard.journal.reader import check_header, read_header
 from shardam_server.shard.journal.replay import ArrayReader, decode_origin, read_sections
 from shardam_server.shard.option_messages import decode_options
+from shardam_server.shard.row_counters import RowCounters
 from shardam_server.shard.snapshots import Snapshot
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.storage import MakeRecords, RowCounters
+from shardam_server.shard.storage import MakeRecords
 from shardam_server.shard.table import Table, table_from_info
 
 
@@ -82,7 +83,7 @@ class BaseReader:
                 self._read_frame(path, frame)
                 sequence += 1
             self._finish(path, frames.offset)
-        self._state.change_number = header.change_number
+        self._state.change_number = self._state.loaded_change = header.change_number
 
     def _read_frame(self, path: Path, frame: Frame) -> None:
         if self._end is not None:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from shardam_kernels import native
 from shardam_proto.errors import BadOption, WrongShape
-from shardam_proto.routing import RouteMap
 from shardam_proto.v1 import common_pb2
+from shardam_server.shard.chunks import Buffer
 from shardam_server.shard.identity import ShardIdentity
 from shardam_server.shard.records import Float32s, Int64s
 from shardam_server.shard.state import ShardState
 from shardam_server.shard.table import Table
 
+Number = TypeVar("Number", np.int64, np.float32)
+
 ID_BYTES = 8
 FLOAT_BYTES = 4
 ROW_STEP_BYTES = 4
 
-Buffer = bytes | memoryview
-"""Bytes of a message, or of a part that was put together from chunks."""
+
+def _aligned(array: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    """Returns an array that kernels may read; one at an odd place is copied: its sender does not pad its messages."""
+    return array if array.flags.aligned else array.copy()
 
 
 def decode_ids(data: Buffer) -> Int64s:
@@ -32,7 +38,7 @@ def decode_ids(data: Buffer) -> Int64s:
     """
     if len(data) % ID_BYTES:
         raise WrongShape(f"row_ids has {len(data)} bytes, which is no multiple of {ID_BYTES}")
-    return np.frombuffer(data, dtype="<i8").astype(np.int64, copy=False)
+    return _aligned(np.frombuffer(data, dtype="<i8")).astype(np.int64, copy=False)
 
 
 def decode_rows(data: Buffer, num_rows: int, dim: int, what: str) -> Float32s:
@@ -43,7 +49,7 @@ def decode_rows(data: Buffer, num_rows: int, dim: int, what: str) -> Float32s:
     """
     if len(data) != num_rows * dim * FLOAT_BYTES:
         raise WrongShape(f"{what} has {len(data)} bytes; {num_rows} rows of dim {dim} have {num_rows * dim * FLOAT_BYTES}")
-    return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False).reshape(num_rows, dim)
+    return _aligned(np.frombuffer(data, dtype="<f4")).astype(np.float32, copy=False).reshape(num_rows, dim)
 
 
 def decode_row_steps(data: Buffer, num_rows: int) -> npt.NDArray[np.uint32]:
@@ -129,7 +135,7 @@ def split_rows(sections: Sequence[DecodedSection], data: Buffer) -> Iterator[Flo
             f"{section.table.spec.name!r} [{section.row_ids.size}, {section.table.spec.dim}]" for section in sections
         )
         raise WrongShape(f"rows has {len(data)} bytes; {expected} are needed for {shapes or 'no section'}")
-    values = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+    values = _aligned(np.frombuffer(data, dtype="<f4")).astype(np.float32, copy=False)
     start = 0
     for section in sections:
         size = section.row_ids.size * section.table.spec.dim
@@ -143,6 +149,8 @@ def check_owned(identity: ShardIdentity, table: Table, row_ids: Int64s) -> None:
     Raises:
         StaleState: STALE_ROUTE.
     """
-    route_map: RouteMap = identity.require_route_map()
-    if route_map.num_shards > 1 and row_ids.size:
-        identity.check_owns(bool((route_map.shards_of(row_ids) != identity.index).any()), table.spec.name)
+    num_shards, index = identity.require_route_map().num_shards, identity.index
+    if num_shards > 1 and row_ids.size:
+        _, ends = native.split_by_shard(row_ids, num_shards)
+        num_owned = np.diff(ends, prepend=0)[index] if index < num_shards else 0  # beyond: it leaves the cluster
+        identity.check_owns(bool(num_owned != row_ids.size), table.spec.name)

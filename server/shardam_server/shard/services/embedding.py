@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 
 import grpc.aio
@@ -13,8 +14,10 @@ from shardam_server.shard.client_closing import ClientClosing
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.home import HomeGroups
 from shardam_server.shard.holding import mark_of
+from shardam_server.shard.phases import Laps
 from shardam_server.shard.services import client_life
-from shardam_server.shard.services.exchange import ExchangeStream, ExchangeWork
+from shardam_server.shard.services.exchange import ExchangeStream
+from shardam_server.shard.services.exchange_work import ExchangeWork
 from shardam_server.shard.services.pulls import Pulls
 from shardam_server.shard.services.pushes import Pushes, PushPart
 from shardam_server.shard.services.row_changes import RowChanges
@@ -87,8 +90,11 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         """Applies one part of an optimizer step."""
         self._shard.check_serving(request.header)
         self._shard.sequencer.check_room()
+        laps = Laps(time.perf_counter())
         return await self._shard.change(
-            lambda: self._pushes.apply(PushPart.of_message(request)), request.ByteSize(), mark_of(request.header)
+            lambda: self._pushes.apply(PushPart.of_message(request, request.row_ids, request.rows), laps),
+            request.ByteSize(),
+            mark_of(request.header),
         )
 
     async def CloseNumber(  # noqa: N802 - the service's name
@@ -103,10 +109,10 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
 
     async def Exchange(  # type: ignore[override]  # noqa: N802 - the service's name; the stubs know only generators
         self,
-        request_iterator: AsyncIterator[embedding_pb2.ExchangeRequest],
-        context: grpc.aio.ServicerContext[embedding_pb2.ExchangeRequest, embedding_pb2.ExchangeResponse],
+        request_iterator: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext[bytes, bytes],
     ) -> None:
-        """Serves one stream until its client ends it or the shard drains."""
+        """Serves one stream until its client ends it or the shard drains; the front leaves its messages as bytes."""
         await ExchangeStream(self._shard, self._work, context).run()
 
     async def Heartbeat(  # noqa: N802 - the service's name

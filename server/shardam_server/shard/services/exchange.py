@@ -7,109 +7,32 @@ the stream. What a request waits for, it waits for in a task of its own, which l
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import logging
 import math
 import time
-from typing import Protocol
 
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from shardam_proto.errors import BadOption, ShardamError, ShardNotReady
 from shardam_proto.v1 import common_pb2, embedding_pb2, shard_pb2
-from shardam_server.shard.chunks import ChunkedPart
+from shardam_server.shard.chunks import Chunk, ChunkedPart
 from shardam_server.shard.context import ShardContext
-from shardam_server.shard.front import encoded_size, explain, is_cancelled
+from shardam_server.shard.front import explain, is_cancelled
 from shardam_server.shard.groups.waits import waits_for
 from shardam_server.shard.parking import Window
+from shardam_server.shard.phases import Laps
+from shardam_server.shard.services.exchange_answers import AnswerWriter, Asked
 from shardam_server.shard.services.exchange_chunks import StreamChunks, is_chunk
+from shardam_server.shard.services.exchange_messages import StreamRequest, read_request
 from shardam_server.shard.services.exchange_order import Answer, Apply, StreamOrder, within_budget
-from shardam_server.shard.services.pulls import Pulls
-from shardam_server.shard.services.pushes import Pushes, PushPart
-from shardam_server.shard.services.row_changes import RowChanges
+from shardam_server.shard.services.exchange_work import ExchangeWork
+from shardam_server.shard.services.pulls import Pull
+from shardam_server.shard.services.row_answers import RowAnswer
 
-logger = logging.getLogger(__name__)
-
-METHOD_OF_KIND = {"pull": "Pull", "push": "Push"}
+METHOD_OF_KIND = {"pull": "Pull", "pull_changed": "Pull", "push": "Push"}
 """Kinds of requests whose duration is measured, by the name of the unary call."""
 
-
-class Arrives(Protocol):
-    """Takes in what members tell home of their steps; home's is HomeSteps, as on the other shards, where it refuses."""
-
-    async def arrive(self, request: embedding_pb2.ArriveRequest) -> embedding_pb2.ArriveResponse:
-        """Answers once the step is decided, or without a result when the message's budget is over; cancelled with its stream.
-
-        Raises:
-            ShardamError: it is refused.
-        """
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class ExchangeWork:
-    """What requests do, in the stream as in unary calls.
-
-    Attributes:
-        pulls: reads weights.
-        pushes: applies parts and closes numbers.
-        row_changes: changes rows.
-        arrives: waits for the decisions of steps.
-    """
-
-    pulls: Pulls
-    pushes: Pushes
-    row_changes: RowChanges
-    arrives: Arrives
-
-    def apply(self, message: embedding_pb2.ExchangeRequest, request_id: int) -> embedding_pb2.ExchangeResponse:
-        """Applies a change that came as one message; on the sequencer's thread.
-
-        Raises:
-            ShardamError: it is refused; nothing has changed.
-        """
-        answer = embedding_pb2.ExchangeResponse(request_id=request_id)
-        match message.WhichOneof("request"):
-            case "push":
-                answer.push.CopyFrom(self.pushes.apply(PushPart.of_message(message.push)))
-            case "close_number":
-                answer.close_number.CopyFrom(self.pushes.close_number(message.close_number))
-            case "assign_rows":
-                answer.assign_rows.CopyFrom(self.row_changes.assign(message.assign_rows))
-            case "delete_rows":
-                answer.delete_rows.CopyFrom(self.row_changes.delete(message.delete_rows))
-            case "clear_moments":
-                answer.clear_moments.CopyFrom(self.row_changes.clear_moments(message.clear_moments))
-            case kind:
-                raise AssertionError(f"{kind} is no change")
-        return answer
-
-    def apply_chunks(self, part: ChunkedPart) -> embedding_pb2.ExchangeResponse:
-        """Applies a part that came in chunks; on the sequencer's thread.
-
-        Raises:
-            ShardamError: it is refused; nothing has changed.
-        """
-        push = self.pushes.apply(PushPart.of_chunks(part))
-        return embedding_pb2.ExchangeResponse(request_id=part.head.header.request_id, push=push)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """A request that has to be answered.
-
-    Attributes:
-        kind: the field of its message.
-        request_id: its id.
-        arrived: time.perf_counter() of its first message.
-        held_bytes: what it and its answer hold until it is answered, beside what the sequencer counts.
-    """
-
-    kind: str
-    request_id: int
-    arrived: float
-    held_bytes: int = 0
+MEASURED_KINDS = frozenset(METHOD_OF_KIND)
+"""Kinds whose phases are measured."""
 
 
 class ExchangeStream:
@@ -118,21 +41,17 @@ class ExchangeStream:
     Args:
         shard: the shard.
         work: what requests do.
-        context: the call.
+        context: the call, which takes and gives messages as bytes.
     """
 
-    def __init__(
-        self,
-        shard: ShardContext,
-        work: ExchangeWork,
-        context: grpc.aio.ServicerContext[embedding_pb2.ExchangeRequest, embedding_pb2.ExchangeResponse],
-    ) -> None:
+    def __init__(self, shard: ShardContext, work: ExchangeWork, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         self._shard = shard
         self._work = work
         self._context = context
         self._window = Window()
-        self._writing = asyncio.Lock()
-        self._answers: set[asyncio.Task[None]] = set()
+        self._unanswered: set[Asked] = set()
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._answers = AnswerWriter(context, shard.streams.turns, shard.metrics, self._leave)
         self._order = StreamOrder(shard)
         self._chunks = StreamChunks(shard.streams.open_parts, work.pushes, self._refuse_part)
 
@@ -147,6 +66,7 @@ class ExchangeStream:
             raise ShardNotReady(f"shard {self._shard.identity.index} is draining; try again")
         with self._shard.streams.opened():
             reading = asyncio.create_task(self._read_all())
+            writing = asyncio.create_task(self._answers.run())
             draining = asyncio.create_task(self._shard.streams.wait_for_drain())
             try:
                 await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
@@ -159,136 +79,172 @@ class ExchangeStream:
                 if not stopped:
                     reading.result()  # raises why the stream cannot be read
             finally:
-                for task in (reading, draining, *self._answers):
+                for task in (reading, writing, draining, *self._waiting):
                     task.cancel()
                 self._chunks.drop()
 
     async def _answered(self) -> None:
         """Waits until what has been asked so far is answered."""
-        if self._answers:
-            await asyncio.wait(set(self._answers))
+        for asked in self._unanswered:
+            asked.ended = asked.ended or asyncio.get_running_loop().create_future()
+        ends = [asked.ended for asked in self._unanswered if asked.ended is not None]
+        if ends:
+            await asyncio.wait(ends)
 
     async def _read_all(self) -> None:
         while True:
             await self._window.wait_for_room()
             await self._shard.sequencer.wait_for_room()
-            try:
-                message = await self._context.read()
-            except DecodeError as error:
-                raise BadOption(
-                    f"the stream holds what is no ExchangeRequest: {error}; use matching shardam packages"
-                ) from error
-            if message is grpc.aio.EOF:  # type: ignore[comparison-overlap]  # the stubs leave it out
+            data = await self._context.read()
+            if data is grpc.aio.EOF:  # type: ignore[comparison-overlap]  # the stubs leave it out
                 return
-            self._shard.metrics.received_bytes.inc(message.ByteSize())
-            self._take(message)
+            self._shard.metrics.received_bytes.inc(len(data))
+            self._take(data)
 
-    def _take(self, message: embedding_pb2.ExchangeRequest) -> None:
-        """Admits a message or refuses it; a chunk that is not a part's last has no answer."""
-        kind = message.WhichOneof("request")
-        header = common_pb2.RequestHeader() if kind is None else getattr(message, kind).header
-        asked = _Asked(kind or "request", header.request_id, time.perf_counter())
+    def _take(self, data: bytes) -> None:
+        """Admits a message or refuses it; a chunk that is not a part's last has no answer.
+
+        Raises:
+            BadOption: it is not protobuf of this service: its sender means something else by this stream.
+        """
+        arrived = time.perf_counter()
+        request = read_request(data)
+        if request is None:
+            unknown = "the message holds none of the requests that this version knows; use matching shardam packages"
+            self._refuse(Asked("request", 0, Laps(arrived), arrived), BadOption(unknown))
+            return
+        header = request.header
+        asked = Asked(request.kind, header.request_id, Laps(arrived), arrived)
+        chunk = _chunk(request)
         try:
-            if kind is None:
-                raise BadOption("the message holds none of the requests that this version knows; use matching shardam packages")
-            _check_header(kind, header)
-            if kind == "push" and is_chunk(header):
-                self._admit_chunk(message.push, asked)
+            _check_header(request.kind, header)
+            if chunk is None:
+                self._admit(request, asked)
             else:
-                self._admit(message, asked, header)
-        except Exception as error:  # noqa: BLE001 - the edge of one request; explain() logs what is no refusal
-            if kind == "push" and is_chunk(header):
+                self._admit_chunk(chunk, asked)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the edge of one request; _refuse logs it
+            if chunk is not None:
                 self._chunks.forget(header)
             self._refuse(asked, error)
 
-    def _admit(self, message: embedding_pb2.ExchangeRequest, asked: _Asked, header: common_pb2.RequestHeader) -> None:
+    def _admit(self, request: StreamRequest, asked: Asked) -> None:
+        header, message = request.header, request.message
         self._shard.check_serving(header)
-        if asked.kind == "pull":
-            held_bytes = message.ByteSize() + self._work.pulls.answer_bytes(message.pull)
-            self._start(dataclasses.replace(asked, held_bytes=held_bytes), self._pull(message.pull))
-        elif asked.kind == "arrive":
-            self._start(asked, lambda: self._arrive(message.arrive))
+        if isinstance(message, embedding_pb2.PullRequest | embedding_pb2.PullChangedRequest):
+            pull = self._work.pulls.find(message, request.row_ids)
+            asked.held_bytes = request.num_bytes + pull.rows_bytes
+            self._pull(pull, asked)
+        elif isinstance(message, embedding_pb2.ArriveRequest):
+            self._start(asked, lambda: self._arrive(message))
         else:
             self._chunks.give_way(header)
-            self._change(asked, header, lambda: self._work.apply(message, asked.request_id), message.ByteSize())
+            self._change(asked, header, lambda: self._work.apply(request, asked.laps), request.num_bytes)
 
-    def _admit_chunk(self, push: embedding_pb2.PushRequest, asked: _Asked) -> None:
-        if self._chunks.is_refused(push.header):
+    def _admit_chunk(self, chunk: Chunk, asked: Asked) -> None:
+        if self._chunks.is_refused(chunk.head.header):
             return
-        self._shard.check_serving(push.header, chunks=True)
-        part = self._chunks.take(push, asked.arrived)
+        self._shard.check_serving(chunk.head.header, chunks=True)
+        part = self._chunks.take(chunk, asked.arrived)
         if part is not None:
-            whole = dataclasses.replace(asked, arrived=part.arrived)
-            self._change(whole, part.head.header, lambda: self._work.apply_chunks(part), part.sizes.total_bytes)
+            asked.arrived = part.arrived
+            self._change(asked, part.head.header, lambda: self._work.apply_chunks(part, asked.laps), part.sizes.total_bytes)
 
-    def _change(self, asked: _Asked, header: common_pb2.RequestHeader, apply: Apply, num_bytes: int) -> None:
+    def _change(self, asked: Asked, header: common_pb2.RequestHeader, apply: Apply, num_bytes: int) -> None:
         """Admits a change, or parks it; what is parked counts as held by the stream, since the sequencer has not got it yet."""
         if self._order.must_park(header):
-            held = dataclasses.replace(asked, held_bytes=num_bytes)
-            self._start(held, self._order.parked_change(header, apply, num_bytes))
+            asked.held_bytes = num_bytes
+            self._start(asked, self._order.parked_change(header, apply, num_bytes))
         else:
             self._start(asked, self._order.change(header, apply, num_bytes))
 
-    def _pull(self, request: embedding_pb2.PullRequest) -> Answer:
-        """Lets a pull read once it may, within its budget."""
-        header = request.header
+    def _pull(self, pull: Pull, asked: Asked) -> None:
+        """Lets a pull read at once if it is small and may, else within its budget once it may."""
+        header = pull.head.header
+        passage = self._order.passage_now(header)
+        answer = None if passage is None else self._work.pulls.read_at_once(pull, passage, asked.laps)
+        if answer is not None:
+            self._enter(asked)
+            self._send(asked, answer)
+            return
         allowed = self._order.pull(header)
 
         def behind() -> dict[str, str]:
             return waits_for(self._shard.state, header)
 
-        async def read() -> bytes:
+        async def read() -> RowAnswer:
             async with within_budget(header, "the pull", "pull again, or with more time", behind):
-                return await self._work.pulls.read_on_stream(request, await allowed())
+                return await self._work.pulls.read_on_stream(pull, await allowed(), asked.laps)
 
-        return read
+        self._start(asked, read)
 
     async def _arrive(self, request: embedding_pb2.ArriveRequest) -> embedding_pb2.ExchangeResponse:
         with self._shard.streams.parking.place():
             arrive = await self._shard.streams.until_drain(self._work.arrives.arrive(request))
         return embedding_pb2.ExchangeResponse(request_id=request.header.request_id, arrive=arrive)
 
-    def _refuse(self, asked: _Asked, error: Exception) -> None:
-        async def fail() -> embedding_pb2.ExchangeResponse:
-            raise error
-
-        self._start(asked, fail)
+    def _refuse(self, asked: Asked, error: BaseException) -> None:
+        self._enter(asked)
+        self._send_refusal(asked, error)
 
     def _refuse_part(self, part: ChunkedPart, error: ShardamError) -> None:
-        self._refuse(_Asked("push", part.head.header.request_id, part.arrived), error)
+        self._refuse(Asked("push", part.head.header.request_id, Laps(part.arrived), part.arrived), error)
 
-    def _start(self, asked: _Asked, answer: Answer) -> None:
+    def _enter(self, asked: Asked) -> None:
+        """Counts a request until it is answered."""
         self._window.enter(asked.held_bytes)
+        self._unanswered.add(asked)
+
+    def _leave(self, asked: Asked) -> None:
+        self._window.leave(asked.held_bytes)
+        self._unanswered.discard(asked)
+        if asked.ended is not None and not asked.ended.done():
+            asked.ended.set_result(None)
+
+    def _start(self, asked: Asked, answer: Answer) -> None:
+        """Waits for an answer in a task of its own, which later messages pass."""
+        self._enter(asked)
         task = asyncio.create_task(self._respond(asked, answer))
-        self._answers.add(task)
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
 
-        def leave(_: asyncio.Task[None]) -> None:
-            self._answers.discard(task)
-            self._window.leave(asked.held_bytes)
-
-        task.add_done_callback(leave)
-
-    async def _respond(self, asked: _Asked, answer: Answer) -> None:
-        """Waits for an answer and sends it."""
-        metrics = self._shard.metrics
+    async def _respond(self, asked: Asked, answer: Answer) -> None:
         try:
             response = await answer()
         except (Exception, asyncio.CancelledError) as failure:
             if is_cancelled(failure):
                 raise
-            error = explain(failure, f"Exchange {asked.kind}", asked.request_id, metrics)
-            refusal = embedding_pb2.Refusal(reason=error.reason, message=error.message, metadata=error.metadata)
-            response = embedding_pb2.ExchangeResponse(request_id=asked.request_id, refusal=refusal)
+            self._send_refusal(asked, failure)
         else:
-            metrics.observe(METHOD_OF_KIND.get(asked.kind, asked.kind), time.perf_counter() - asked.arrived)
-        try:
-            async with self._writing:
-                await self._shard.streams.turns.take(encoded_size(response))
-                await self._context.write(response)  # type: ignore[arg-type]  # the front sends bytes as they are
-        except grpc.aio.BaseError as failure:
-            logger.debug("the answer of %s could not be sent: %s", asked.kind, failure, extra={"request_id": asked.request_id})
+            self._send(asked, response)
+
+    def _send(self, asked: Asked, response: embedding_pb2.ExchangeResponse | RowAnswer) -> None:
+        """Sends an answer, which says how long it took."""
+        seconds = time.perf_counter() - asked.arrived
+        shard_ns, kernel_ns = int(1e9 * seconds), asked.laps.kernel_ns
+        if isinstance(response, RowAnswer):
+            response.note_times(shard_ns, kernel_ns)
+            messages = response.messages
         else:
-            metrics.sent_bytes.inc(encoded_size(response))
+            if response.HasField("push"):
+                response.push.header.shard_ns, response.push.header.kernel_ns = shard_ns, kernel_ns
+                asked.laps.end("settle")
+            messages = [response.SerializeToString()]
+        self._shard.metrics.observe(METHOD_OF_KIND.get(asked.kind, asked.kind), seconds)
+        self._answers.put(asked, messages, measured=asked.kind in MEASURED_KINDS)
+
+    def _send_refusal(self, asked: Asked, failure: BaseException) -> None:
+        error = explain(failure, f"Exchange {asked.kind}", asked.request_id, self._shard.metrics)
+        refusal = embedding_pb2.Refusal(reason=error.reason, message=error.message, metadata=error.metadata)
+        response = embedding_pb2.ExchangeResponse(request_id=asked.request_id, refusal=refusal)
+        self._answers.put(asked, [response.SerializeToString()], measured=False)
+
+
+def _chunk(request: StreamRequest) -> Chunk | None:
+    """Returns a push that is one chunk of several."""
+    message = request.message
+    if isinstance(message, embedding_pb2.PushRequest) and is_chunk(message.header):
+        return Chunk(message, request.row_ids, request.rows)
+    return None
 
 
 def _check_header(kind: str, header: common_pb2.RequestHeader) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from shardam_proto.errors import BadOption, ShardamError, ShardUnreachable
 from shardam_proto.v1 import common_pb2, embedding_pb2
-from shardam_server.shard.chunks import ChunkedPart, OpenParts
+from shardam_server.shard.chunks import Chunk, ChunkedPart, OpenParts
 from shardam_server.shard.services.pushes import Pushes
 
 
@@ -46,7 +46,7 @@ class StreamChunks:
         if self._part is not None and self._part.head.header.client_id == header.client_id:
             self._replace(header)
 
-    def take(self, chunk: embedding_pb2.PushRequest, arrived: float) -> ChunkedPart | None:
+    def take(self, chunk: Chunk, arrived: float) -> ChunkedPart | None:
         """Takes the next chunk; returns the part if it is whole, then without its reservation.
 
         Args:
@@ -56,25 +56,25 @@ class StreamChunks:
         Raises:
             ShardamError: it is refused.
         """
-        header = chunk.header
+        header = chunk.head.header
         part = self._part
         if part is None or header.request_id != part.head.header.request_id:
-            part = self._open(chunk, arrived)
+            part = self._open(chunk.head, arrived)
         if not part.add(chunk):
             self._wait_for_next(header.budget_s)
             return None
         self.drop()
         return part
 
-    def _open(self, chunk: embedding_pb2.PushRequest, arrived: float) -> ChunkedPart:
-        header = chunk.header
+    def _open(self, first: embedding_pb2.PushRequest, arrived: float) -> ChunkedPart:
+        header = first.header
         if header.chunk_index or header.num_chunks <= 1:
             raise BadOption(
                 f"chunk {header.chunk_index} of {header.num_chunks} has no chunk 0 before it; send the part again from chunk 0"
             )
         self._replace(header)
-        sizes = self._pushes.check_first_chunk(chunk)
-        self._part = self._open_parts.open(chunk, sizes, self.refuse, arrived)
+        sizes = self._pushes.check_first_chunk(first)
+        self._part = self._open_parts.open(first, sizes, self.refuse, arrived)
         if self._refused_id == header.request_id:
             self._refused_id = 0
         return self._part

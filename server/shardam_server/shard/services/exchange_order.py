@@ -14,9 +14,10 @@ from shardam_proto.v1 import common_pb2, embedding_pb2
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.waits import Passage, PassageOf, change_passage, pull_passage
 from shardam_server.shard.holding import mark_of
+from shardam_server.shard.services.row_answers import RowAnswer
 
-Answer = Callable[[], Awaitable[embedding_pb2.ExchangeResponse | bytes]]
-"""Waits for a request's answer, encoded or not."""
+Answer = Callable[[], Awaitable[embedding_pb2.ExchangeResponse | RowAnswer]]
+"""Waits for a request's answer."""
 
 Apply = Callable[[], embedding_pb2.ExchangeResponse]
 """Applies a change; on the sequencer's thread."""
@@ -75,6 +76,16 @@ class StreamOrder:
                 ended.set_result(None)
 
         return admit_and_settle
+
+    def passage_now(self, header: common_pb2.RequestHeader) -> Passage | None:
+        """Lets a pull read at once; None: it has to wait.
+
+        Raises:
+            ShardamError: it never will read.
+        """
+        if self._last_change is not None and not self._last_change.done():
+            return None
+        return pull_passage(self._shard.state, header)
 
     def pull(self, header: common_pb2.RequestHeader) -> Callable[[], Awaitable[Passage]]:
         """Notes a pull's place on its stream; what is returned waits until it may read."""

@@ -1,4 +1,4 @@
-"""Pulls, unary or on a stream.
+"""Pulls, unary or on a stream, whole or of what has changed.
 
 Answers are encoded here, on the threads that read, into the bytes that protobuf would make of them: an answer of 50 MB would
 else be copied three times with the interpreter's lock held, while health checks and the renewal of the shard's name wait.
@@ -6,24 +6,55 @@ else be copied three times with the interpreter's lock held, while health checks
 
 from __future__ import annotations
 
-import numpy as np
+import dataclasses
+from collections.abc import Sequence
 
-from shardam_proto.errors import MessageTooLarge
-from shardam_proto.limits import MAX_MESSAGE_BYTES
+import numpy as np
+import numpy.typing as npt
+
+from shardam_proto import wire
+from shardam_proto.errors import BadOption
 from shardam_proto.v1 import common_pb2, embedding_pb2
+from shardam_server.shard.changed_rows import changed_positions
+from shardam_server.shard.chunks import Buffer
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.waits import Passage, pull_passage, require_passage
-from shardam_server.shard.reads import read_tables
-from shardam_server.shard.records import Float32s
-from shardam_server.shard.services.decoding import FLOAT_BYTES, check_owned, decode_sections, find_tables
+from shardam_server.shard.phases import Laps
+from shardam_server.shard.reads import read_at_once, read_tables
+from shardam_server.shard.records import Int64s
+from shardam_server.shard.services.decoding import DecodedSection, check_owned, decode_sections, find_tables
+from shardam_server.shard.services.row_answers import Heading, RowAnswer, check_chunk_bytes, check_size, rows_bytes
 from shardam_server.shard.table import Table
 
-_ROWS = embedding_pb2.PullResponse.DESCRIPTOR.fields_by_name["rows"].number
-_REQUEST_ID = embedding_pb2.ExchangeResponse.DESCRIPTOR.fields_by_name["request_id"].number
-_PULL = embedding_pb2.ExchangeResponse.DESCRIPTOR.fields_by_name["pull"].number
+_ROWS_TAG = b"\x7a"
+"""Field 15 of PullResponse, length-delimited."""
 
-_VARINT, _LENGTH_DELIMITED = 0, 2
-"""Wire types of protobuf's encoding."""
+_KIND_OF = {
+    embedding_pb2.PullRequest: embedding_pb2.ExchangeResponse.DESCRIPTOR.fields_by_name["pull"].number,
+    embedding_pb2.PullChangedRequest: embedding_pb2.ExchangeResponse.DESCRIPTOR.fields_by_name["pull_changed"].number,
+}
+"""Number of the answer's field."""
+
+AT_ONCE_BYTES = 2**16
+"""Bytes of rows up to which a pull is answered on the event loop if its tables are free: gathering takes some 10 us then, a hop
+to another thread and back ten times as long."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pull:
+    """A pull, found to be of tables of this shard.
+
+    Attributes:
+        head: header, sections and chunk_bytes; ids in it are not looked at.
+        row_ids: ids of all sections, little-endian int64.
+        tables: of the sections.
+        rows_bytes: bytes of the weights that it asks for.
+    """
+
+    head: embedding_pb2.PullRequest | embedding_pb2.PullChangedRequest
+    row_ids: Buffer
+    tables: list[Table]
+    rows_bytes: int
 
 
 class Pulls:
@@ -36,13 +67,18 @@ class Pulls:
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
 
-    def answer_bytes(self, request: embedding_pb2.PullRequest) -> int:
-        """Returns the bytes of the weights that a pull asks for.
+    def find(self, head: embedding_pb2.PullRequest | embedding_pb2.PullChangedRequest, row_ids: Buffer) -> Pull:
+        """Finds the tables of a pull.
 
         Raises:
-            ShardamError: as find_tables.
+            ShardamError: as find_tables; or its numbers are none that are served.
         """
-        return _rows_bytes(find_tables(self._shard.state, request.sections), request)
+        tables = find_tables(self._shard.state, head.sections)
+        check_chunk_bytes(head.chunk_bytes)
+        if isinstance(head, embedding_pb2.PullChangedRequest) and head.change_number and not head.header.timeline:
+            raise BadOption("change numbers are of one timeline; name it in the header of a pull_changed, where it is zero")
+        sections = zip(head.sections, tables, strict=True)
+        return Pull(head, row_ids, tables, rows_bytes((section.num_rows, table.spec.dim) for section, table in sections))
 
     async def read(self, request: embedding_pb2.PullRequest) -> bytes:
         """Reads weights; creates no row. Returns the encoded PullResponse.
@@ -52,71 +88,112 @@ class Pulls:
             ShardamError: it is refused.
         """
         passage = require_passage(pull_passage, self._shard.state, request.header)
-        return await self._answer(request, passage, on_stream=False)
+        if request.chunk_bytes:
+            raise BadOption(
+                f"answers come in chunks on an Exchange stream alone; leave chunk_bytes out, got {request.chunk_bytes}"
+            )
+        pull = self.find(request, request.row_ids)
+        answer = await read_tables(self._shard, pull.tables, lambda: self._read_message(pull))
+        self._note(passage)
+        return answer
 
-    async def read_on_stream(self, request: embedding_pb2.PullRequest, passage: Passage) -> bytes:
-        """Reads weights as `read`, but returns the encoded ExchangeResponse.
+    async def read_on_stream(self, pull: Pull, passage: Passage, laps: Laps) -> RowAnswer:
+        """Reads weights for messages of a stream; creates no row.
 
         Args:
-            request: the pull.
+            pull: the pull.
             passage: on which it need not wait.
+            laps: takes its phases.
 
         Raises:
             ShardamError: it is refused.
         """
-        return await self._answer(request, passage, on_stream=True)
-
-    async def _answer(self, request: embedding_pb2.PullRequest, passage: Passage, *, on_stream: bool) -> bytes:
-        tables = find_tables(self._shard.state, request.sections)
-        answer = await read_tables(self._shard, tables, lambda: self._read(tables, request, on_stream))
-        if passage.staleness is not None:
-            self._shard.metrics.pull_staleness.observe(passage.staleness)
+        answer = await read_tables(self._shard, pull.tables, lambda: self._read(pull, laps))
+        self._note(passage)
         return answer
 
-    def _read(self, tables: list[Table], request: embedding_pb2.PullRequest, on_stream: bool) -> bytes:
-        shard = self._shard
-        sections = decode_sections(tables, request.sections, request.row_ids)
+    def read_at_once(self, pull: Pull, passage: Passage, laps: Laps) -> RowAnswer | None:
+        """Reads few weights on the event loop, as read_on_stream; None: they are many, on a GPU, or just being changed."""
+        if pull.rows_bytes > AT_ONCE_BYTES or self._shard.device.name != "cpu":
+            return None
+        answers = read_at_once(self._shard, pull.tables, lambda: self._read(pull, laps))
+        if not answers:
+            return None
+        self._note(passage)
+        return answers[0]
+
+    def _note(self, passage: Passage) -> None:
+        if passage.staleness is not None:
+            self._shard.metrics.pull_staleness.observe(passage.staleness)
+
+    def _read(self, pull: Pull, laps: Laps) -> RowAnswer:
+        """Reads for a stream, under the tables' locks."""
+        shard, head = self._shard, pull.head
+        laps.end("wait")
+        sections = self._decode(pull)
+        positions = None
+        row_ids = [section.row_ids for section in sections]
+        if isinstance(head, embedding_pb2.PullChangedRequest):
+            row_ids, positions = self._changed(sections, head.change_number)
+        heading = Heading(_KIND_OF[type(head)], shard.header(head.header), _fields(sections, row_ids), positions)
+        shapes = [(ids.size, section.table.spec.dim) for ids, section in zip(row_ids, sections, strict=True)]
+        answer = RowAnswer(heading, shapes, head.chunk_bytes)
+        laps.end("decode")
+        for place in answer.places:
+            sections[place.section].table.gather_into(row_ids[place.section][place.start : place.stop], place.out)
+        laps.end("gather")
+        self._count(sum(ids.size for ids in row_ids))
+        return answer
+
+    def _read_message(self, pull: Pull) -> bytes:
+        """Reads for a unary call, under the tables' locks."""
+        sections = self._decode(pull)
+        head = embedding_pb2.PullResponse(header=self._shard.header(pull.head.header)).SerializeToString() + _fields(
+            sections, [section.row_ids for section in sections]
+        )
+        if pull.rows_bytes:
+            head += _ROWS_TAG + wire.varint(pull.rows_bytes)
+        check_size(len(head) + pull.rows_bytes)
+        parts = [section.table.gather(section.row_ids) for section in sections]
+        self._count(sum(map(len, parts)))
+        # Joining copies large parts without the interpreter's lock.
+        return b"".join([head, *(np.ascontiguousarray(part, "<f4").reshape(-1).view(np.uint8).data for part in parts)])
+
+    def _decode(self, pull: Pull) -> list[DecodedSection]:
+        """Checks ids and routes.
+
+        Raises:
+            ShardamError: a section is malformed or misrouted.
+        """
+        sections = decode_sections(pull.tables, pull.head.sections, pull.row_ids)
         for section in sections:
             section.table.check_ids(section.row_ids)
-            check_owned(shard.identity, section.table, section.row_ids)
-        head = embedding_pb2.PullResponse(
-            header=shard.header(request.header),
-            steps=[common_pb2.TableStep(table_id=table.table_id, table_step=table.step) for table in tables],
-            sections=request.sections,
-        ).SerializeToString()
-        rows_bytes = _rows_bytes(tables, request)
-        if rows_bytes:
-            head += _varint(_ROWS << 3 | _LENGTH_DELIMITED) + _varint(rows_bytes)
-        size = len(head) + rows_bytes
-        if on_stream:
-            request_id = _varint(_REQUEST_ID << 3 | _VARINT) + _varint(request.header.request_id)
-            head = request_id + _varint(_PULL << 3 | _LENGTH_DELIMITED) + _varint(size) + head
-            size = len(head) + rows_bytes
-        if size > MAX_MESSAGE_BYTES:
-            raise MessageTooLarge(
-                f"the answer would have {size} bytes, a message holds at most {MAX_MESSAGE_BYTES}; pull fewer rows at once",
-                metadata={"size_bytes": str(size), "max_bytes": str(MAX_MESSAGE_BYTES)},
-            )
-        parts: list[Float32s] = [section.table.gather(section.row_ids) for section in sections]
-        shard.metrics.pulls.inc()
-        shard.metrics.rows_pulled.inc(sum(len(part) for part in parts))
-        return b"".join([head, *(_bytes_of(part) for part in parts)])  # copies large parts without the interpreter's lock
+            check_owned(self._shard.identity, section.table, section.row_ids)
+        return sections
+
+    def _changed(self, sections: Sequence[DecodedSection], change_number: int) -> tuple[list[Int64s], npt.NDArray[np.uint32]]:
+        """Returns the ids of each section that have changed, and where they stand among all ids."""
+        state = self._shard.state
+        row_ids, positions, start = [], [], 0
+        for section in sections:
+            if change_number > state.change_number:  # of a state that was lost: nothing can be said of what came after it
+                places = np.arange(section.row_ids.size)
+            else:
+                places = changed_positions(section.table, section.row_ids, change_number, known_from=state.loaded_change)
+            row_ids.append(section.row_ids[places])
+            positions.append(places + start)
+            start += section.row_ids.size
+        return row_ids, np.concatenate(positions or [np.zeros(0, np.int64)]).astype(np.uint32)
+
+    def _count(self, num_rows: int) -> None:
+        self._shard.metrics.pulls.inc()
+        self._shard.metrics.rows_pulled.inc(num_rows)
 
 
-def _bytes_of(rows: Float32s) -> memoryview:
-    """Views rows as little-endian bytes."""
-    return np.ascontiguousarray(rows, "<f4").reshape(-1).view(np.uint8).data
-
-
-def _rows_bytes(tables: list[Table], request: embedding_pb2.PullRequest) -> int:
-    return FLOAT_BYTES * sum(section.num_rows * table.spec.dim for section, table in zip(request.sections, tables, strict=True))
-
-
-def _varint(value: int) -> bytes:
-    """Encodes an unsigned integer as protobuf does: 7 bits a byte, the low ones first."""
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+def _fields(sections: Sequence[DecodedSection], row_ids: Sequence[Int64s]) -> bytes:
+    """Encodes steps and sections of an answer with these ids."""
+    fields = embedding_pb2.PullResponse()
+    for section, ids in zip(sections, row_ids, strict=True):
+        fields.steps.add(table_id=section.table.table_id, table_step=section.table.step)
+        fields.sections.add(table_id=section.table.table_id, num_rows=ids.size, dtype=common_pb2.DTYPE_FLOAT32)
+    return fields.SerializeToString()

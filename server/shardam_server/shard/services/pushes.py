@@ -8,7 +8,7 @@ import xxhash
 
 from shardam_proto.errors import BadOption, WrongShape
 from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2
-from shardam_server.shard.chunks import ChunkedPart, PartSizes
+from shardam_server.shard.chunks import Buffer, ChunkedPart, PartSizes
 from shardam_server.shard.clients import Origin, Outcome
 from shardam_server.shard.context import ShardContext
 from shardam_server.shard.groups.changes import IncomingPart, Staging, stage
@@ -16,10 +16,10 @@ from shardam_server.shard.groups.clocks import check_clock_of_push
 from shardam_server.shard.groups.messages import decode_kind, encode_result
 from shardam_server.shard.groups.waits import change_passage, require_passage
 from shardam_server.shard.option_messages import decode_options
+from shardam_server.shard.phases import Laps
 from shardam_server.shard.services.decoding import (
     FLOAT_BYTES,
     ID_BYTES,
-    Buffer,
     check_owned,
     decode_sections,
     find_tables,
@@ -33,7 +33,7 @@ class PushPart:
     """A whole part.
 
     Attributes:
-        head: header, options, sections and contribution; whatever else it holds is not looked at.
+        head: header, options, sections and contribution; ids and gradients in it are not looked at.
         row_ids: ids of all sections, little-endian int64.
         rows: gradients of all sections, little-endian float32.
     """
@@ -43,15 +43,15 @@ class PushPart:
     rows: Buffer
 
     @classmethod
-    def of_message(cls, request: embedding_pb2.PushRequest) -> PushPart:
+    def of_message(cls, head: embedding_pb2.PushRequest, row_ids: Buffer, rows: Buffer) -> PushPart:
         """Returns the part that came as one message.
 
         Raises:
             BadOption: it has what only chunks have.
         """
-        if request.total_bytes:
-            raise BadOption(f"total_bytes is for parts in chunks; one message leaves it at zero, got {request.total_bytes}")
-        return cls(request, request.row_ids, request.rows)  # each access to a field of bytes copies it
+        if head.total_bytes:
+            raise BadOption(f"total_bytes is for parts in chunks; one message leaves it at zero, got {head.total_bytes}")
+        return cls(head, row_ids, rows)
 
     @classmethod
     def of_chunks(cls, part: ChunkedPart) -> PushPart:
@@ -84,14 +84,23 @@ class Pushes:
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
 
-    def apply(self, part: PushPart) -> embedding_pb2.PushResponse:
+    def apply(self, part: PushPart, laps: Laps) -> embedding_pb2.PushResponse:
         """Applies a part, stages it for its step, or answers its repeat; on the sequencer's thread.
+
+        Args:
+            part: the part.
+            laps: takes its phases.
 
         Raises:
             ShardamError: it is refused; nothing has changed.
         """
         shard, header = self._shard, part.head.header
-        staging = self._stage(part) if self._is_of_step(header) else self._push(part)
+        laps.end("wait")
+        shard.state.laps = laps
+        try:
+            staging = self._stage(part) if self._is_of_step(header) else self._push(part)
+        finally:
+            shard.state.laps = Laps(0.0)  # the laps of other changes are nobody's
         outcome = staging.outcome
         if not staging.repeated and (outcome is None or outcome.result is None):
             shard.metrics.pushes.inc()
@@ -124,7 +133,9 @@ class Pushes:
                 raise BadOption(
                     f"a push says what it contributes (here {head.contribution}) only to a step of a sync group; leave it out"
                 )
-            return state.push(self._sections(part), origin)
+            sections = self._sections(part)
+            state.laps.end("decode")
+            return state.push(sections, origin)
 
         outcome, repeated = state.run_number(origin, apply)
         return Staging({}, outcome, repeated)
@@ -139,7 +150,10 @@ class Pushes:
         staged = state.groups.part(header.client_id)
         known = state.clients.former(origin) is not None or (staged is not None and staged.origin.number == header.number)
         sections = [] if known else self._sections(part)  # a repeat is answered whatever has become of tables and routes
-        return stage(state, IncomingPart(origin, header.step, header.rank, kind, sections))
+        state.laps.end("decode")
+        staging = stage(state, IncomingPart(origin, header.step, header.rank, kind, sections))
+        state.laps.end("merge")
+        return staging
 
     def close_number(self, request: embedding_pb2.CloseNumberRequest) -> embedding_pb2.CloseNumberResponse:
         """Uses a number up without its change, or answers the repeat; on the sequencer's thread. With the step of a bounded

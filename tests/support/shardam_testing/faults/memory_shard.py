@@ -12,8 +12,9 @@ from shardam_server.shard.table import Table, table_from_info
 from shardam_testing.faults.oracle import Oracle
 from shardam_testing.faults.oracle_table import TableRows
 from shardam_testing.faults.sequence import TABLES
+from shardam_testing.matrix import num_threads
 
-DEVICE = CpuDevice(num_threads=1)
+DEVICE = CpuDevice(num_threads())
 
 
 class MemoryJournal:

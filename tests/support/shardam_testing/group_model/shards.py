@@ -50,6 +50,7 @@ from shardam_testing.group_model.messages import (
 )
 from shardam_testing.group_model.network import Network
 from shardam_testing.group_model.oracle import GROUP, Oracle
+from shardam_testing.matrix import num_threads
 from shardam_testing.shard_states import MemoryJournal, make_tables, seen
 
 NO_GROUP = Group(GROUP, GroupTerms("sync", 1))
@@ -147,10 +148,10 @@ class ModelShard:
         self._oracle.check_shard(self.index, self.state)
 
     def _rebuilt(self) -> ShardState:
-        state = ShardState(CpuDevice(1), self._max_rows)
+        state = ShardState(CpuDevice(num_threads()), self._max_rows)
         if self._base is not None:
             _read_base(self._base, state)
-        replay = Replay(state, CpuDevice(1).make_records)
+        replay = Replay(state, CpuDevice(num_threads()).make_records)
         for record, data in self._journal.records():
             replay.apply(record, data)
         state.journal = self._journal
@@ -295,4 +296,4 @@ def _read_base(content: bytes, state: ShardState) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / base_name(1)
         path.write_bytes(content)
-        BaseReader(state, CpuDevice(1).make_records).read(path, _CURRENT)
+        BaseReader(state, CpuDevice(num_threads()).make_records).read(path, _CURRENT)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from shardam_testing.matrix import num_threads
 
 from shardam_proto.errors import CheckpointRunning, StaleState
 from shardam_proto.registry import ClusterEntry, Plan
@@ -77,7 +78,7 @@ class OneShard:
 
 def shard() -> ShardContext:
     identity = ShardIdentity(0, cluster=ClusterEntry("c" * 32, 1, 0), route_map=RouteMap(epoch=1, num_shards=1))
-    device = CpuDevice(1)
+    device = CpuDevice(num_threads())
     return ShardContext(
         identity,
         ShardState(device),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from shardam_testing.matrix import num_threads
 
 from shardam_proto.errors import ClientClosed, QueueFull, SequenceError, StaleState
 from shardam_server.shard.clients import IDLE_S, WINDOW, Origin, Outcome
@@ -15,7 +16,7 @@ CLIENT = b"c" * 16
 
 @pytest.fixture
 def state() -> ShardState:
-    state = ShardState(CpuDevice(1))
+    state = ShardState(CpuDevice(num_threads()))
     state.open_client(CLIENT)
     return state
 
@@ -96,7 +97,7 @@ def test_home_settles_the_numbers_of_an_ended_client_once_and_in_order(state: Sh
 
 
 def test_room_for_a_new_client_is_made_of_closed_ones_only_that_are_settled_or_have_no_numbers() -> None:
-    state = ShardState(CpuDevice(1), max_clients=3)
+    state = ShardState(CpuDevice(num_threads()), max_clients=3)
     for client_id in (b"a" * 16, b"b" * 16, b"n" * 16):
         state.open_client(client_id)
     with pytest.raises(QueueFull):

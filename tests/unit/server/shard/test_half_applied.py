@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from shardam_testing.held_shard import HANG_S, held_shard
+from shardam_testing.matrix import num_threads
 from shardam_testing.shard_states import journaled_state, make_tables, replayed, seen
 
 from shardam_kernels.factors import AdamOptions
@@ -156,7 +157,7 @@ def test_a_replay_that_breaks_off_in_memory_is_no_damage_of_the_journal(monkeypa
 
 
 def test_memory_only_says_that_the_rows_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = ShardState(CpuDevice(1))
+    state = ShardState(CpuDevice(num_threads()))
     state.install(make_tables(SPECS))
     state.open_client(CLIENT)
     fail_at_second_table(monkeypatch, MemoryError("injected"))
@@ -220,6 +221,6 @@ def test_records_of_changes_are_made_before_the_journal_is_asked(monkeypatch: py
         with pytest.raises(MemoryError):
             push(state)
     assert (seen(state, list(ROW_IDS)), journal.records(), state.half_applied) == (before, records, "")
-    replay = Replay(ShardState(CpuDevice(1)), CpuDevice(1).make_records)
+    replay = Replay(ShardState(CpuDevice(num_threads())), CpuDevice(num_threads()).make_records)
     for record, data in records:
         replay.apply(record, data)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from shardam_testing.matrix import num_threads
 from shardam_testing.shard_histories import CLUSTER, abandon, begin_store, come_back, write_base
 from shardam_testing.shard_states import journaled_state, replayed, seen
 
@@ -33,7 +34,7 @@ def tables() -> list[Table]:
         common_pb2.TableInfo(spec=TableSpec(name, 2).to_proto(), table_id=number, table_seed=5, read_only=number == READ)
         for name, number in (("read", READ), ("written", WRITTEN))
     ]
-    return [table_from_info(info, CpuDevice(1).make_records) for info in infos]
+    return [table_from_info(info, CpuDevice(num_threads()).make_records) for info in infos]
 
 
 def section(state: ShardState, table_id: int) -> GradientSection:
@@ -91,7 +92,7 @@ def test_read_only_is_kept_by_the_journal_and_by_a_base(tmp_path: Path) -> None:
     state, journal = journaled_state()
     state.install(tables())
     assert [table.read_only for table in replayed(journal.records()).tables()] == [True, False]
-    state = ShardState(CpuDevice(1))
+    state = ShardState(CpuDevice(num_threads()))
     store = begin_store(tmp_path, state)
     assert store.current is not None
     assert store.current.cluster == CLUSTER

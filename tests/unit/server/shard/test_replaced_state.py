@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine
 
 import pytest
+from shardam_testing.matrix import num_threads
 from shardam_testing.shard_states import shard_context
 
 from shardam_proto.errors import ShardNotReady
@@ -28,7 +29,7 @@ def on_loop(test: Callable[[ShardContext], Coroutine[None, None, None]]) -> None
 
 async def replace(shard: ShardContext) -> ShardState:
     """Puts a new state in the place of the former one, between two changes."""
-    new = ShardState(CpuDevice(1))
+    new = ShardState(CpuDevice(num_threads()))
 
     def switch() -> None:
         shard.state = new

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Coroutine
 
 import pytest
+from shardam_testing.matrix import num_threads
 from shardam_testing.shard_states import make_tables
 
 from shardam_proto.errors import ClientClosed, NotAMember, ShardNotReady
@@ -39,7 +40,7 @@ class Shard:
     """A state with a group of three, and the requests that wait there."""
 
     def __init__(self, terms: GroupTerms) -> None:
-        self.state = ShardState(CpuDevice(1))
+        self.state = ShardState(CpuDevice(num_threads()))
         self.state.install(make_tables([TableSpec("table", 2)]))
         for client_id in (*CLIENTS, OUTSIDER):
             self.state.open_client(client_id)
@@ -202,7 +203,7 @@ def test_a_state_that_is_replaced_lets_nobody_wait_for_the_old_one() -> None:
     async def test(shard: Shard) -> None:
         waiting = shard.start(pull_passage, CLIENTS[0], 2)
         await settle()
-        shard.state = ShardState(CpuDevice(1))
+        shard.state = ShardState(CpuDevice(num_threads()))
         shard.waits.notice()
         with pytest.raises(ClientClosed):
             await waiting

@@ -7,7 +7,7 @@ from typing import cast
 
 from shardam_proto.errors import ShardamError
 from shardam_proto.v1 import common_pb2, embedding_pb2
-from shardam_server.shard.chunks import ChunkedPart, OpenParts, PartSizes
+from shardam_server.shard.chunks import Chunk, ChunkedPart, OpenParts, PartSizes
 from shardam_server.shard.services.exchange_chunks import StreamChunks
 from shardam_server.shard.services.pushes import Pushes
 
@@ -51,7 +51,7 @@ async def arrive(pauses: list[float]) -> tuple[ChunkedPart | None, list[str], in
         for _ in range(3):  # what is due is put in line in one turn of the loop and run in the next
             await asyncio.sleep(0)
         if not chunks.is_refused(chunk(index).header):
-            part = chunks.take(chunk(index), arrived=now)
+            part = chunks.take(Chunk(chunk(index), bytes(8), b""), arrived=now)
     now += 2 * BUDGET_S
     for _ in range(3):
         await asyncio.sleep(0)
