@@ -9,7 +9,9 @@ from shardam_testing.allocations import peak_of
 from shardam._answers import Piece, read_answer
 from shardam._messages import Payload, PushPart
 from shardam._pull_plan import TableRead
+from shardam._values import TableInfo
 from shardam_proto import wire
+from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2, embedding_pb2
 
 DIM = 64
@@ -73,8 +75,7 @@ def read(data: bytes) -> Piece:
 
 
 def table_read() -> TableRead:
-    info = common_pb2.TableInfo(spec=common_pb2.TableSpec(name="t", dim=DIM), table_id=1)
-    table = TableRead(info, np.arange(NUM_ROWS), num_shards=1)
+    table = TableRead(TableInfo(TableSpec("t", DIM), table_id=1, table_seed=1), np.arange(NUM_ROWS), num_shards=1)
     table.num_spans = 1
     return table
 
