@@ -49,8 +49,11 @@ constraints: setup ## writes constraints.txt anew from pyproject.toml, keeping p
 package-test: setup ## builds sdist and wheel in a temporary folder, checks what they hold, runs the demo from the wheel
 	$(WITH_VENV) $(BIN)/python scripts/check_package.py
 
-bench: setup ## measures the kernels beside their peers and compares with the goals (wants an idle machine)
-	$(BIN)/python benchmarks/kernels.py --check $(ARGS)
+BENCHMARKS := kernels service train scale
+bench: setup ## measures kernels, service, train and scale beside their peers and compares with the goals (wants an idle machine)
+	@status=0; for name in $(BENCHMARKS); do \
+	  echo "benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py --check $(ARGS) || status=1; \
+	done; exit $$status
 
 clean: ## removes build results and caches, keeps .venv
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -229,7 +229,7 @@ class StreamCall:
             self._decode_s += time.perf_counter() - started
             if piece.is_last:
                 self._timings.add("decode", self._decode_s)
-                count_times(self._timings, asked, piece.header)
+                count_times(self._timings, asked, self._answered_by)
 
 
 def count_times(timings: Timings, asked: StreamRequest, header: common_pb2.ResponseHeader) -> None:

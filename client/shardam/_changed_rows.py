@@ -126,7 +126,7 @@ class ChangedQuestion:
             places = self._positions[begin : begin + count] - first_id + span.start
             if table.order is not None:
                 places = table.order[places]
-            self._rows[table][places] = np.frombuffer(received[at : at + size], np.float32).reshape(count, -1)
+            self._rows[table][places] = np.frombuffer(received[at : at + size], np.float32).reshape(count, table.dim)
             begin, at, first_id = begin + count, at + size, first_id + span.end - span.start
         self.num_changed = begin
 

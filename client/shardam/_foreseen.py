@@ -18,9 +18,8 @@ import torch
 from shardam._arrays import Float32s, Int64s
 from shardam._gradient import TableGradient
 from shardam._reads import PendingRead, Versions, read_changed, read_weights, read_weights_later
-from shardam._uses import places_among
+from shardam._uses import TableIds, places_among
 from shardam.cluster import Cluster
-from shardam_kernels import native
 from shardam_proto.errors import ShardamError
 
 
@@ -41,13 +40,13 @@ class _ForeseenTable:
     """One table's rows of one batch.
 
     Args:
-        row_ids: int64 [N], as the batch has them; copied, since the batch is the program's.
+        ids: as the batch has them; copied, since the batch is the program's.
         num_shards: by which the distinct ones are put in order.
     """
 
-    def __init__(self, row_ids: Int64s, num_shards: int) -> None:
-        self.row_ids = row_ids.copy()
-        self.distinct, self.places, _ = native.distinct_ids(self.row_ids, num_shards)
+    def __init__(self, ids: TableIds, num_shards: int) -> None:
+        self.ids = ids.copy()
+        self.distinct, self.places = ids.distinct(num_shards)
         self.is_taken = False
 
 
@@ -56,7 +55,7 @@ class ForeseenRows:
 
     Args:
         cluster: the cluster.
-        row_ids: of each table, int64 [N], as the batch has them.
+        ids: of each table, as the batch has them.
         exact: forwards bring the rows up to date. In a group they always do: a step's rows are those after the step before.
 
     Attributes:
@@ -65,12 +64,12 @@ class ForeseenRows:
         grad_enabled: whether forwards with gradients take them, or those without.
     """
 
-    def __init__(self, cluster: Cluster, row_ids: dict[TableGradient, Int64s], *, exact: bool) -> None:
+    def __init__(self, cluster: Cluster, ids: dict[TableGradient, TableIds], *, exact: bool) -> None:
         self.exact = exact or cluster.mode != "async"
         self.session = cluster._session
         self.grad_enabled = torch.is_grad_enabled()
         self.cluster = cluster
-        self._tables = {gradient: _ForeseenTable(ids, cluster._num_shards_known) for gradient, ids in row_ids.items()}
+        self._tables = {gradient: _ForeseenTable(of_table, cluster._num_shards_known) for gradient, of_table in ids.items()}
         self._places = {gradient: place for place, gradient in enumerate(self._tables)}
         self._read: Future[tuple[list[Float32s], Versions]] = Future()
 
@@ -85,7 +84,7 @@ class ForeseenRows:
             wanted = [(gradient.info, table.distinct) for gradient, table in self._tables.items()]
             pending: PendingRead = read_weights_later(self.session, wanted)
             rows = pending.result()
-        except BaseException as error:  # noqa: BLE001  # the forward raises it, in another thread
+        except BaseException as error:  # noqa: BLE001 - the forward raises it, in another thread
             self._read.set_exception(error)
         else:
             self._read.set_result((rows, pending.versions))
@@ -94,10 +93,10 @@ class ForeseenRows:
         """True: rows of the table are here."""
         return gradient in self._tables
 
-    def distinct_of(self, gradient: TableGradient, row_ids: Int64s) -> tuple[Int64s, Int64s] | None:
+    def distinct_of(self, gradient: TableGradient, ids: TableIds) -> tuple[Int64s, Int64s] | None:
         """Returns distinct ids and places, if these ids are those of the batch."""
         table = self._tables.get(gradient)
-        return (table.distinct, table.places) if table is not None and np.array_equal(table.row_ids, row_ids) else None
+        return (table.distinct, table.places) if table is not None and table.ids == ids else None
 
     def versions(self) -> Versions | None:
         """Waits for the rows; None: they could not be pulled, and a pull of the forward's own will say why."""
@@ -148,10 +147,10 @@ def activate(cluster: Cluster, old: ForeseenRows | None, new: ForeseenRows | Non
     _ACTIVE.replace(cluster, old, new)
 
 
-def foreseen_ids(cluster: Cluster, gradient: TableGradient, row_ids: Int64s) -> tuple[Int64s, Int64s] | None:
+def foreseen_ids(cluster: Cluster, gradient: TableGradient, ids: TableIds) -> tuple[Int64s, Int64s] | None:
     """Returns distinct ids and places of a table's ids, if they were foreseen as they are."""
     for rows in _ACTIVE.of(cluster):
-        known = rows.distinct_of(gradient, row_ids)
+        known = rows.distinct_of(gradient, ids)
         if known is not None:
             return known
     return None

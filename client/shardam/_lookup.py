@@ -13,7 +13,7 @@ from shardam._arrays import Float32s, Int64s
 from shardam._foreseen import Wanted, foreseen_ids, take_foreseen
 from shardam._gradient import KeptRows, LookedUpRows, Lookup, PulledRows, TableGradient
 from shardam._reads import read_weights
-from shardam._uses import CompactRows, Use, ids_of_table, place_of
+from shardam._uses import CompactRows, TableIds, Use, place_of
 from shardam.cluster import Cluster
 from shardam_kernels import native
 
@@ -30,7 +30,7 @@ class _Group:
         device: of the rows.
         training: the rows enter the graph.
         indexes: which uses.
-        distinct: int64 [U], those of each shard behind one another.
+        distinct: int64 [U], sorted or by shard; see TableIds.
         places: int64, positions in distinct of the uses' ids, one after the other.
     """
 
@@ -89,12 +89,9 @@ def _grouped(uses: Sequence[Use]) -> list[_Group]:
 def _find_distinct(groups: Sequence[_Group], uses: Sequence[Use]) -> None:
     started = time.perf_counter()
     for group in groups:
-        row_ids = ids_of_table([uses[index] for index in group.indexes])
-        known = foreseen_ids(group.cluster, group.gradient, row_ids)
-        if known is None:
-            group.distinct, group.places, _ = native.distinct_ids(row_ids, group.cluster._num_shards_known)
-        else:
-            group.distinct, group.places = known
+        ids = TableIds.of([uses[index] for index in group.indexes])
+        known = foreseen_ids(group.cluster, group.gradient, ids)
+        group.distinct, group.places = known or ids.distinct(group.cluster._num_shards_known)
     if groups:
         groups[0].cluster._timings.add("unique", time.perf_counter() - started)
 
@@ -161,7 +158,7 @@ def _read(cluster: Cluster, wanted: Sequence[Wanted], training: bool) -> list[Fl
 
 
 def _union(parts: Sequence[Int64s]) -> tuple[Int64s, list[Int64s]]:
-    """Returns distinct ids of all parts, and the places of each part's ids among them; of a single part nobody asks for them."""
+    """Returns distinct ids of all parts, and the places of each part's ids among them; of one part alone nobody needs them."""
     if len(parts) == 1:
         return parts[0], [parts[0]]
     distinct, places, _ = native.distinct_ids(np.concatenate(parts))

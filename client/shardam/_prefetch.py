@@ -11,16 +11,16 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from shardam._arrays import Int64s, check_flag
+from shardam._arrays import check_flag
 from shardam._features import Feature, KeyedJagged
 from shardam._foreseen import ForeseenRows, activate
 from shardam._gradient import TableGradient
 from shardam._module import TableModule
-from shardam._uses import Bags, Use, ids_of_table
+from shardam._uses import Bags, TableIds, Use
 from shardam.cluster import Cluster
 from shardam.collection import EmbeddingCollection
 from shardam.embedding_bag import EmbeddingBag
-from shardam_proto.errors import BadOption, ShardamError, make_error
+from shardam_proto.errors import BadOption, ShardamError, WrongIdDtype, make_error
 
 BatchT = TypeVar("BatchT")
 
@@ -117,12 +117,12 @@ class Prefetch(Generic[BatchT]):
                 except StopIteration:
                     has_ended = True
                     break
-                except Exception as error:  # noqa: BLE001  # raised when its batch is due: those before are whole
+                except Exception as error:  # noqa: BLE001 - raised when its batch is due: those before are whole
                     problem = error
                     break
                 try:
                     coming.append((batch, self._foresee(batch, puller)))
-                except Exception as error:  # noqa: BLE001  # likewise
+                except Exception as error:  # noqa: BLE001 - likewise
                     problem = error
             if not coming:
                 if problem is not None:
@@ -140,8 +140,8 @@ class Prefetch(Generic[BatchT]):
                 tables.setdefault(use.module._gradient, []).append(use)
         foreseen = []
         for cluster, tables in uses.items():
-            row_ids: dict[TableGradient, Int64s] = {gradient: ids_of_table(those) for gradient, those in tables.items()}
-            rows = ForeseenRows(cluster, row_ids, exact=self._exact)
+            ids = {gradient: TableIds.of(those) for gradient, those in tables.items()}
+            rows = ForeseenRows(cluster, ids, exact=self._exact)
             puller.start(rows)
             foreseen.append(rows)
         return foreseen
@@ -157,7 +157,9 @@ def _uses_of(module: Module, given: Foreseen) -> list[Use]:
         if isinstance(module, EmbeddingCollection):
             return module._uses(given)  # type: ignore[arg-type]  # jagged_features checks what it is
         is_bag = isinstance(module, EmbeddingBag)
-        if isinstance(given, tuple) and is_bag and given:
+        if isinstance(given, tuple) and not is_bag:
+            raise WrongIdDtype(f"an Embedding is given ids alone, and this is a tuple of {len(given)}")
+        if isinstance(given, tuple) and given:
             given = given[0]
         ids, device = module._ids(given)  # type: ignore[arg-type]  # as_row_ids checks what it is
         return [Use(module, ids, device, Bags(_NO_OFFSETS, None) if is_bag else None)]

@@ -47,6 +47,7 @@ class TableRead:
         row_ids: int64 [N], those of shard 0 first.
         order: int64 [N], where each of them was; None: there.
         ends: behind each shard's last one.
+        dim: elements of a row.
         row_bytes: bytes of a row.
         num_spans: messages that ask for some of them.
     """
@@ -60,14 +61,15 @@ class TableRead:
             self.order, ends = native.split_by_shard(row_ids, num_shards)
             self.ends = ends.tolist()
         self.row_ids = row_ids if self.order is None else row_ids[self.order]
-        self.row_bytes = FLOAT_BYTES * info.spec.dim
+        self.dim = info.spec.dim
+        self.row_bytes = FLOAT_BYTES * self.dim
         self.num_spans = 0
         self._rows: Float32s | None = None
         self._bytes: npt.NDArray[np.uint8] | None = None
 
     def hold(self) -> None:
         """Makes the memory into which messages are copied."""
-        self._rows = np.empty((self.row_ids.size, self.row_bytes // FLOAT_BYTES), np.float32)
+        self._rows = np.empty((self.row_ids.size, self.dim), np.float32)
         self._bytes = self._rows.reshape(-1).view(np.uint8)
 
     def put(self, at: int, received: memoryview) -> None:
@@ -80,7 +82,7 @@ class TableRead:
         if self.num_spans == 1 and len(received) == self.row_ids.size * self.row_bytes:
             values = np.frombuffer(received, np.float32)
             if values.flags.aligned:
-                self._rows, self._bytes = native.writable(values).reshape(self.row_ids.size, -1), None
+                self._rows, self._bytes = native.writable(values).reshape(-1, self.dim), None
                 return
         if self._bytes is None:
             self.hold()

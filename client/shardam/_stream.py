@@ -83,6 +83,11 @@ class StreamRequest:
         return self._settled is None
 
     @property
+    def wants_rows(self) -> bool:
+        """True: its answer comes in pieces."""
+        return self._take is not None
+
+    @property
     def overdue_at(self) -> float:
         """By time.monotonic(), when its answer is so late that the outcome counts as unknown; it moves while messages leave."""
         if self.sent_at is not None:
@@ -310,6 +315,8 @@ class ExchangeStream:
             if not is_last:
                 return
             answer = embedding_pb2.ExchangeResponse(request_id=answer.request_id)
+        elif request.wants_rows and not answer.HasField("refusal"):
+            raise ShardUnreachable(f"an answer without rows came to request {answer.request_id}, which asked for some")
         self.forget(request)
         if answer.HasField("refusal"):
             refusal = answer.refusal

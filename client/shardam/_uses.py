@@ -67,16 +67,49 @@ class CompactRows:
     padding_place: int | None
 
 
-def ids_of_table(uses: Sequence[Use]) -> Int64s:
-    """Returns the ids of a table's uses, one after the other, int64 [N]: what has to be there, so with more than was asked for.
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableIds:
+    """What the uses of a table need of it.
 
-    A bag must always have its padding row: torch sums in another order when it is told of one.
+    Attributes:
+        row_ids: int64 [N], the uses' ids one after the other, with a padding row behind them where there are bags: torch sums
+            a bag in another order when it is told of one, so it must always be there.
+        has_bags: distinct ids shall be sorted. torch's backward of bags sorts places, not stably, and sums in the order that
+            comes of it: with places that sort as the ids do, its bits are those of the whole table.
     """
-    parts = [use.row_ids.reshape(-1) for use in uses]
-    padding = uses[0].module.padding_idx
-    if padding is not None and any(use.bags is not None for use in uses):
-        parts.append(np.array([padding], np.int64))
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    row_ids: Int64s
+    has_bags: bool
+
+    @classmethod
+    def of(cls, uses: Sequence[Use]) -> TableIds:
+        """Returns those of a table's uses."""
+        parts = [use.row_ids.reshape(-1) for use in uses]
+        padding = uses[0].module.padding_idx
+        has_bags = any(use.bags is not None for use in uses)
+        if padding is not None and has_bags:
+            parts.append(np.array([padding], np.int64))
+        return cls(parts[0] if len(parts) == 1 else np.concatenate(parts), has_bags)
+
+    def distinct(self, num_shards: int) -> tuple[Int64s, Int64s]:
+        """Returns each id once, and the place of each of row_ids among them.
+
+        Args:
+            num_shards: those of each shard lie behind one another, unless they are sorted.
+        """
+        if self.has_bags:
+            return np.unique(self.row_ids, return_inverse=True)
+        distinct, places, _ = native.distinct_ids(self.row_ids, num_shards)
+        return distinct, places
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TableIds) and self.has_bags == other.has_bags and np.array_equal(self.row_ids, other.row_ids)
+
+    __hash__ = None  # type: ignore[assignment]  # nobody needs one
+
+    def copy(self) -> TableIds:
+        """Returns a copy; row_ids may be memory of the program's."""
+        return TableIds(self.row_ids.copy(), self.has_bags)
 
 
 def checked_offsets(offsets: torch.Tensor | Values, num_ids: int, who: str) -> Int64s:

@@ -1,6 +1,7 @@
 #include "adam.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cfloat>
 #include <cmath>
 #include <type_traits>
@@ -13,25 +14,21 @@ namespace {
 
 constexpr float kDecayedGradientLimit = 18446742974197923840.0f;  // 2^64 - 2^40, the float below 2^64
 constexpr std::uint32_t kInfinityBits = 0x7f800000u;
-constexpr std::int64_t kChunk = 64;          // rows whose distances are looked up together
-constexpr std::int64_t kPrefetchRows = 4;    // records ahead
+constexpr std::int64_t kAhead = 3072;        // bytes of records that are prefetched, about what a core keeps in flight ...
+constexpr std::int64_t kMaxAheadRows = 16;   // ... but no more rows
 constexpr std::int64_t kLineBytes = 64;
+constexpr std::int64_t kLineFloats = kLineBytes / sizeof(float);
 constexpr std::int64_t kMaxPrefetchBytes = 4096;  // of one record; longer ones the hardware's own prefetch follows
-constexpr std::int64_t kColumns = 512;  // of a narrow weight that are float32 at a time: they and their moments stay in L1
+constexpr std::int64_t kColumns = 512;  // of a row at a time: what is made of them before they are stored stays in L1
+constexpr std::int64_t kLeastBytes = 1 << 15;  // of records, of a part: to update them takes about as long as waking a thread
 
 enum class Decay { kNone, kCoupled, kDecoupled };
 
-// Rows of one chunk: a base pointer and each record's distance from it.
+// The rows of one part.
 struct Rows {
-  std::byte* base;
-  const std::int64_t* distances;
-  const float* gradients;
-  const float* step_factors;
-  Rounding rounding;
-  std::int64_t count;
-  std::int64_t stride_bytes;
-  RecordLayout layout;
-  AdamFactors factors;
+  const AdamJob& job;
+  std::int64_t first;
+  std::int64_t end;
 };
 
 SHARDAM_INLINE float clamp(float value, float limit) {
@@ -87,55 +84,68 @@ SHARDAM_INLINE std::int64_t update_float32(const AdamFactors& factors, float s, 
   return peak >= kInfinityBits ? saturate(weight, dim) : 0;
 }
 
-// The same for a weight below float32: widened, updated and rounded by columns.
+// The same for a weight below float32: widened, updated and rounded.
 template <class Weight, bool kMaximize, Decay kDecay>
 SHARDAM_INLINE std::int64_t update_narrow(const AdamFactors& factors, float s, std::int64_t dim, const float* gradient,
-                                          std::uint16_t* bits, float* exp_avg, float* exp_avg_sq, std::uint64_t stream) {
+                                          std::uint16_t* bits, float* exp_avg, float* exp_avg_sq, std::uint64_t stream,
+                                          std::int64_t first_column) {
   alignas(kLineBytes) float weight[kColumns];
-  std::int64_t saturated = 0;
-  for (std::int64_t at = 0; at < dim; at += kColumns) {
-    const std::int64_t size = std::min(kColumns, dim - at);
-    widen_weights<Weight>(bits + at, size, weight);
-    if (s == 0.0f) {
-      update_row<kMaximize, kDecay, false>(factors, s, size, gradient + at, weight, exp_avg + at, exp_avg_sq + at);
-    } else {
-      update_row<kMaximize, kDecay, true>(factors, s, size, gradient + at, weight, exp_avg + at, exp_avg_sq + at);
-    }
-    saturated += round_weights<Weight>(weight, size, stream, at, bits + at);
+  widen_weights<Weight>(bits, dim, weight);
+  if (s == 0.0f) {
+    update_row<kMaximize, kDecay, false>(factors, s, dim, gradient, weight, exp_avg, exp_avg_sq);
+  } else {
+    update_row<kMaximize, kDecay, true>(factors, s, dim, gradient, weight, exp_avg, exp_avg_sq);
   }
-  return saturated;
+  return round_weights<Weight>(weight, dim, stream, first_column, bits);
 }
 
 template <class Weight, bool kMaximize, Decay kDecay>
 SHARDAM_INLINE std::int64_t update_rows_as(const Rows& rows) {
-  const RecordLayout& layout = rows.layout;
+  const AdamJob& job = rows.job;
+  const RecordLayout& layout = job.layout;
+  const std::int64_t stride_bytes = job.arena.stride_bytes();
+  const std::int64_t ahead = std::clamp<std::int64_t>(kAhead / stride_bytes, 1, kMaxAheadRows);
+  alignas(kLineBytes) float sum[kColumns];
   std::int64_t saturated = 0;
-  for (std::int64_t i = 0; i < rows.count; ++i) {
-    if (i + kPrefetchRows < rows.count) {
-      prefetch_record(rows.base + rows.distances[i + kPrefetchRows] * kUnitBytes, rows.stride_bytes);
+  for (std::int64_t row = rows.first - ahead; row < rows.end; ++row) {
+    if (row + ahead < rows.end) {
+      const std::int64_t next = row + ahead, slot = job.slots[next];
+      prefetch_record(job.arena.record(slot), stride_bytes);
+      const float* gradient = job.gradients.gradients + (job.gradients.first == nullptr ? next : job.gradients.first[next]) * layout.dim;
+      for (std::int64_t at = 0; at < std::min(layout.dim, kColumns); at += kLineFloats) __builtin_prefetch(gradient + at);
+      if (job.touches != nullptr) __builtin_prefetch(job.touches + slot, 1);
     }
-    std::byte* record = rows.base + rows.distances[i] * kUnitBytes;
+    if (row < rows.first) continue;
+    std::byte* record = job.arena.record(job.slots[row]);
     auto* exp_avg = reinterpret_cast<float*>(record + layout.exp_avg);
     auto* exp_avg_sq = reinterpret_cast<float*>(record + layout.exp_avg_sq);
-    const float* gradient = rows.gradients + i * layout.dim;
-    const float s = rows.step_factors[i];
-    if constexpr (std::is_same_v<Weight, float>) {
-      auto* weight = reinterpret_cast<float*>(record + layout.weight);
-      saturated += update_float32<kMaximize, kDecay>(rows.factors, s, layout.dim, gradient, weight, exp_avg, exp_avg_sq);
-    } else {
-      const std::uint64_t stream = row_key(rows.rounding.table_seed, rows.rounding.row_ids[i]) ^
-                                   mix64(static_cast<std::uint64_t>(rows.rounding.steps[i]));
-      auto* bits = reinterpret_cast<std::uint16_t*>(record + layout.weight);
-      saturated +=
-          update_narrow<Weight, kMaximize, kDecay>(rows.factors, s, layout.dim, gradient, bits, exp_avg, exp_avg_sq, stream);
+    const float s = job.step_factors[row];
+    std::uint64_t stream = 0;
+    if constexpr (!std::is_same_v<Weight, float>) {
+      stream = row_key(job.rounding.table_seed, job.rounding.row_ids[row]) ^
+               mix64(static_cast<std::uint64_t>(job.rounding.steps[row]));
     }
+    for (std::int64_t at = 0; at < layout.dim; at += kColumns) {
+      const std::int64_t size = std::min(kColumns, layout.dim - at);
+      const float* gradient = merge_row<true>(job.gradients, row, at, size, sum);
+      if constexpr (std::is_same_v<Weight, float>) {
+        auto* weight = reinterpret_cast<float*>(record + layout.weight);
+        saturated +=
+            update_float32<kMaximize, kDecay>(job.factors, s, size, gradient, weight + at, exp_avg + at, exp_avg_sq + at);
+      } else {
+        auto* bits = reinterpret_cast<std::uint16_t*>(record + layout.weight);
+        saturated += update_narrow<Weight, kMaximize, kDecay>(job.factors, s, size, gradient, bits + at, exp_avg + at,
+                                                              exp_avg_sq + at, stream, at);
+      }
+    }
+    if (job.touches != nullptr) job.touches[job.slots[row]] = job.touch;
   }
   return saturated;
 }
 
 template <class Weight>
 SHARDAM_INLINE std::int64_t update_rows_of(const Rows& rows) {
-  const AdamFactors& factors = rows.factors;
+  const AdamFactors& factors = rows.job.factors;
   if (factors.decoupled && factors.d != 1.0f) {
     return factors.maximize ? update_rows_as<Weight, true, Decay::kDecoupled>(rows)
                             : update_rows_as<Weight, false, Decay::kDecoupled>(rows);
@@ -153,7 +163,7 @@ SHARDAM_CLONES std::int64_t update_bfloat16_rows(const Rows& rows) { return upda
 SHARDAM_CLONES std::int64_t update_float16_rows(const Rows& rows) { return update_rows_of<Float16>(rows); }
 
 std::int64_t update_rows(const Rows& rows) {
-  switch (rows.layout.dtype) {
+  switch (rows.job.layout.dtype) {
     case Dtype::kFloat32:
       return update_float32_rows(rows);
     case Dtype::kBfloat16:
@@ -164,34 +174,17 @@ std::int64_t update_rows(const Rows& rows) {
   return 0;
 }
 
-std::int64_t update_range(const AdamJob& job, std::int64_t first, std::int64_t end) {
-  std::int64_t distances[kChunk];
-  std::int64_t saturated = 0;
-  for (std::int64_t at = first; at < end; at += kChunk) {
-    const std::int64_t size = std::min(kChunk, end - at);
-    for (std::int64_t i = 0; i < size; ++i) distances[i] = job.arena.distance(job.slots[at + i]);
-    Rounding rounding = job.rounding;
-    if (rounding.row_ids != nullptr) {
-      rounding.row_ids += at;
-      rounding.steps += at;
-    }
-    saturated += update_rows({job.arena.base(), distances, job.gradients + at * job.layout.dim, job.step_factors + at, rounding,
-                              size, job.arena.stride_bytes(), job.layout, job.factors});
-  }
-  return saturated;
-}
-
 }  // namespace
 
 std::int64_t adam_update(const AdamJob& job, int num_threads) {
-  const int parts = useful_threads(num_threads, job.count * job.arena.stride_bytes(), kMinBytesPerThread);
-  std::int64_t saturated[kMaxThreads] = {};
-  run_parts(parts, [&](int part) {
-    saturated[part] = update_range(job, job.count * part / parts, job.count * (part + 1) / parts);
+  const std::int64_t bytes = job.num_rows * job.arena.stride_bytes();
+  const int threads = useful_threads(num_threads, bytes, kMinBytesPerThread);
+  const std::int64_t parts = useful_parts(threads, bytes, kLeastBytes);
+  std::atomic<std::int64_t> saturated{0};
+  run_parts(threads, parts, [&](int part) {
+    saturated += update_rows({job, job.num_rows * part / parts, job.num_rows * (part + 1) / parts});
   });
-  std::int64_t total = 0;
-  for (const std::int64_t count : saturated) total += count;
-  return total;
+  return saturated;
 }
 
 }  // namespace shardam

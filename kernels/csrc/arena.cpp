@@ -55,6 +55,9 @@ void Arena::reserve(std::int64_t num_slots) {
 }
 
 void Arena::check(const std::int64_t* slots, std::int64_t count, std::int64_t lowest) const {
+  bool outside = false;
+  for (std::int64_t i = 0; i < count; ++i) outside |= slots[i] < lowest || slots[i] >= num_slots_;
+  if (!outside) return;
   for (std::int64_t i = 0; i < count; ++i) {
     if (slots[i] < lowest || slots[i] >= num_slots_) {
       throw std::out_of_range("slot " + std::to_string(slots[i]) + " lies outside " + std::to_string(lowest) + " to " +

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "dispatch.h"
+
 namespace shardam {
 namespace {
 
@@ -29,17 +31,29 @@ ArrayIndex::ArrayIndex(std::int64_t num_embeddings)
       memory_(array_bytes(num_embeddings), /*large_pages=*/false),
       group_memory_(group_bytes(num_embeddings), /*large_pages=*/false) {}
 
-void ArrayIndex::check(const std::int64_t* row_ids, std::int64_t count) const {
+SHARDAM_CLONES bool ArrayIndex::has_all(const std::int64_t* row_ids, std::int64_t count) const {
+  std::uint64_t outside = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    if (static_cast<std::uint64_t>(row_ids[i]) >= static_cast<std::uint64_t>(num_embeddings_)) {
-      throw std::out_of_range("row id " + std::to_string(row_ids[i]) + " lies outside 0 to " +
-                              std::to_string(num_embeddings_ - 1) + " of a bounded table");
-    }
+    outside |= static_cast<std::uint64_t>(row_ids[i]) >= static_cast<std::uint64_t>(num_embeddings_) ? 1 : 0;
   }
+  return outside == 0;
+}
+
+void ArrayIndex::check(const std::int64_t* row_ids, std::int64_t count) const {
+  if (has_all(row_ids, count)) return;
+  const std::int64_t* outside = std::find_if(row_ids, row_ids + count, [&](std::int64_t row_id) {
+    return static_cast<std::uint64_t>(row_id) >= static_cast<std::uint64_t>(num_embeddings_);
+  });
+  throw std::out_of_range("row id " + std::to_string(*outside) + " lies outside 0 to " + std::to_string(num_embeddings_ - 1) +
+                          " of a bounded table");
 }
 
 std::int64_t ArrayIndex::lookup(const std::int64_t* row_ids, std::int64_t count, std::int64_t* out_slots) const {
   check(row_ids, count);
+  return lookup_checked(row_ids, count, out_slots);
+}
+
+std::int64_t ArrayIndex::lookup_checked(const std::int64_t* row_ids, std::int64_t count, std::int64_t* out_slots) const {
   const std::int64_t* slots = slots_plus_one();
   std::int64_t found = 0;
   for (std::int64_t i = 0; i < count; ++i) {

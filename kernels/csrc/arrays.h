@@ -5,6 +5,8 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -43,6 +45,32 @@ inline int require_threads(int num_threads) {
   if (num_threads < 1) throw std::invalid_argument("num_threads must be at least 1, got " + std::to_string(num_threads));
   return num_threads;
 }
+
+// Checks the gradients of a step and returns their dim.
+inline std::int64_t require_gradients(const Ids& row_ids, const Rows2& gradients) {
+  require_equal("gradients", gradients.shape(0), "row_ids", row_ids.size());
+  if (row_ids.size() > std::size_t{std::numeric_limits<std::int32_t>::max()}) {
+    throw std::invalid_argument("a step names at most 2^31 - 1 ids, got " + std::to_string(row_ids.size()));
+  }
+  const auto dim = static_cast<std::int64_t>(gradients.shape(1));
+  if (dim == 0 && row_ids.size() > 0) {
+    throw std::invalid_argument("gradients of " + std::to_string(row_ids.size()) + " ids have no columns; give [N, dim]");
+  }
+  return dim;
+}
+
+// Lets other Python threads run meanwhile, if there is enough to do: to get the lock back may take as long as the interpreter
+// lets another thread go on, 5 ms, and costs more than little work takes.
+class MaybeReleaseGil {
+ public:
+  explicit MaybeReleaseGil(std::size_t num_bytes) {
+    if (num_bytes >= kWorthReleasing) release_.emplace();
+  }
+
+ private:
+  static constexpr std::size_t kWorthReleasing = 1 << 14;  // bytes that are read or written, in about 2 us
+  std::optional<nb::gil_scoped_release> release_;
+};
 
 // Gives a vector's memory to a new array.
 template <class T>

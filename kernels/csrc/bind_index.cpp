@@ -17,7 +17,7 @@ namespace {
 template <class Index>
 std::int64_t lookup(const Index& index, Ids row_ids, OutIds out_slots) {
   require_equal("out_slots", out_slots.size(), "row_ids", row_ids.size());
-  nb::gil_scoped_release release;
+  const MaybeReleaseGil release(row_ids.nbytes());
   return index.lookup(row_ids.data(), static_cast<std::int64_t>(row_ids.size()), out_slots.data());
 }
 
@@ -32,7 +32,7 @@ template <class Index>
 std::int64_t insert(Index& index, Ids row_ids, OutIds out_slots, Array1<std::uint8_t> out_is_new) {
   require_equal("out_slots", out_slots.size(), "row_ids", row_ids.size());
   require_equal("out_is_new", out_is_new.size(), "row_ids", row_ids.size());
-  nb::gil_scoped_release release;
+  const MaybeReleaseGil release(row_ids.nbytes());
   return index.insert(row_ids.data(), static_cast<std::int64_t>(row_ids.size()), out_slots.data(), out_is_new.data());
 }
 
@@ -94,6 +94,13 @@ void reserve_slots(Arena& arena, std::int64_t num_slots) {
   arena.reserve(num_slots);
 }
 
+// Memory of the process's own, not of its allocator, which may be told to keep and reuse what is given back.
+Array1<std::uint8_t> zeroed_memory(std::size_t size_bytes) {
+  auto* memory = new ZeroedMemory(size_bytes, /*large_pages=*/true);
+  nb::capsule owner(memory, [](void* pointer) noexcept { delete static_cast<ZeroedMemory*>(pointer); });
+  return Array1<std::uint8_t>(memory->as<std::uint8_t>(), {size_bytes}, owner);
+}
+
 // A view, so that tests see padding bytes, too; it keeps the arena alive.
 Array1<std::uint8_t> view_record(nb::handle_t<Arena> self, std::int64_t slot) {
   const Arena& arena = nb::cast<const Arena&>(self);
@@ -111,6 +118,7 @@ void bind_indexes(nb::module_& module) {
   bind_index<ArrayIndex>(module, "ArrayIndex", "Ids 0 to num_embeddings - 1 -> slot, in the order of the id.")
       .def("__init__", &create_array_index, nb::arg("num_embeddings"))
       .def_prop_ro("num_embeddings", &ArrayIndex::num_embeddings, "Number of possible ids.");
+  module.def("zeroed_memory", &zeroed_memory, nb::arg("size_bytes"), "Returns zeros that are not resident before they are written.");
   nb::class_<Arena>(module, "Arena",
                     "Records of one stride in native memory; a record never moves, untouched memory is not resident.")
       .def("__init__", &create_arena, nb::arg("stride_bytes"))

@@ -3,7 +3,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +11,8 @@
 #include "adam.h"
 #include "arrays.h"
 #include "bindings.h"
+#include "array_index.h"
+#include "hash_index.h"
 #include "initial.h"
 #include "merge.h"
 #include "rows.h"
@@ -38,7 +39,7 @@ void create_layout(RecordLayout* self, const std::string& dtype, std::int64_t di
 // The Rounding of a step; holds the arrays that it points to.
 struct RoundingHolder {
   RoundingHolder(std::uint64_t table_seed, Ids ids, Ids row_steps)
-      : row_ids(std::move(ids)), steps(std::move(row_steps)), rounding{table_seed, row_ids.data(), steps.data()} {
+      : row_ids(std::move(ids)), steps(std::move(row_steps)), rounding{table_seed, row_ids.data(), {0, steps.data()}} {
     require_equal("steps", steps.size(), "row_ids", row_ids.size());
   }
   Ids row_ids;
@@ -70,19 +71,6 @@ void create_initial_rows(InitialRowsHolder* self, const std::string& kind, Array
   require_equal("b", b.size(), "its kind", expected);
   const InitialRows rows{known, a.data(), b.data(), table_seed, padding_idx};
   new (self) InitialRowsHolder{std::move(a), std::move(b), rows};
-}
-
-// Checks the gradients of a step and returns their dim.
-std::int64_t require_gradients(const Ids& row_ids, const Rows2& gradients) {
-  require_equal("gradients", gradients.shape(0), "row_ids", row_ids.size());
-  if (row_ids.size() > std::size_t{std::numeric_limits<std::int32_t>::max()}) {
-    throw std::invalid_argument("a step names at most 2^31 - 1 ids, got " + std::to_string(row_ids.size()));
-  }
-  const auto dim = static_cast<std::int64_t>(gradients.shape(1));
-  if (dim == 0 && row_ids.size() > 0) {
-    throw std::invalid_argument("gradients of " + std::to_string(row_ids.size()) + " ids have no columns; give [N, dim]");
-  }
-  return dim;
 }
 
 std::tuple<OutIds, OutRows2, OutIds> merge_gradients(Ids row_ids, Rows2 gradients, float unscale, float divisor,
@@ -118,6 +106,12 @@ std::tuple<OutIds, OutPositions, OutPositions, OutIds> group_gradients(Ids row_i
           to_array(std::move(runs.bad_rows))};
 }
 
+void require_room(const Arena& arena, std::int64_t num_slots) {
+  if (num_slots <= arena.num_slots()) return;
+  throw std::out_of_range("the index has given " + std::to_string(num_slots) + " slots, the arena has room for " +
+                          std::to_string(arena.num_slots()) + "; reserve more slots first");
+}
+
 std::int64_t initialize(const Arena& arena, const RecordLayout& layout, Ids slots, Ids row_ids, const InitialRowsHolder& initial) {
   require_equal("row_ids", row_ids.size(), "slots", slots.size());
   nb::gil_scoped_release release;
@@ -133,7 +127,18 @@ void gather(const Arena& arena, const RecordLayout& layout, Ids slots, Ids row_i
   require_threads(num_threads);
   nb::gil_scoped_release release;
   arena.check(slots.data(), length(slots), kNoSlot);
-  gather_weights({arena, layout, initial.rows, slots.data(), row_ids.data(), length(slots), out.data()}, num_threads);
+  gather_weights({arena, layout, initial.rows, row_ids.data(), length(slots), out.data()}, slots.data(), num_threads);
+}
+
+template <class Index>
+void gather_by_id(const Arena& arena, const RecordLayout& layout, const Index& index, Ids row_ids,
+                  const InitialRowsHolder& initial, OutRows2 out, int num_threads) {
+  require_equal("out", out.shape(0), "row_ids", row_ids.size());
+  require_dim("out", out.shape(1), layout.dim);
+  require_threads(num_threads);
+  require_room(arena, index.num_slots());
+  const MaybeReleaseGil release(out.nbytes());
+  gather_rows({arena, layout, initial.rows, row_ids.data(), length(row_ids), out.data()}, index, num_threads);
 }
 
 std::int64_t update(const Arena& arena, const RecordLayout& layout, Ids slots, Rows2 gradients, const AdamFactors& factors,
@@ -146,11 +151,12 @@ std::int64_t update(const Arena& arena, const RecordLayout& layout, Ids slots, R
     require_equal("rounding.row_ids", rounding->row_ids.size(), "slots", slots.size());
   }
   require_threads(num_threads);
-  const Rounding drawn_from = rounding == nullptr ? Rounding{0, nullptr, nullptr} : rounding->rounding;
+  const Rounding drawn_from = rounding == nullptr ? Rounding{} : rounding->rounding;
+  const StepGradients merged{gradients.data(), nullptr, nullptr, layout.dim, 1.0f, 1.0f};
   nb::gil_scoped_release release;
   arena.check(slots.data(), length(slots), 0);
-  return adam_update({arena, layout, factors, slots.data(), gradients.data(), step_factors.data(), drawn_from, length(slots)},
-                     num_threads);
+  return adam_update({arena, layout, factors, slots.data(), merged, {0.0f, step_factors.data()}, drawn_from, length(slots), nullptr,
+                      {}}, num_threads);
 }
 
 ComponentPlace place_in(const Arena& arena, std::int64_t dim, std::int64_t offset_bytes, const std::string& dtype) {
@@ -181,6 +187,12 @@ std::int64_t write(const Arena& arena, std::int64_t dim, std::int64_t offset_byt
   return write_component(arena, place, slots.data(), length(slots), values.data());
 }
 
+template <class Index>
+void bind_gather(nb::module_& module) {
+  module.def("gather_rows", &gather_by_id<Index>, nb::arg("arena"), nb::arg("layout"), nb::arg("index"), exact("row_ids"),
+             nb::arg("initial"), exact("out"), nb::arg("num_threads"), "Writes the weights of rows as an index has them.");
+}
+
 void bind_values(nb::module_& module) {
   nb::class_<RecordLayout>(module, "RecordLayout", "The weight's dtype, dim, and where a record has its components, in bytes.")
       .def("__init__", &create_layout, nb::arg("dtype"), nb::arg("dim"), nb::arg("weight"), nb::arg("exp_avg"),
@@ -207,6 +219,8 @@ void bind_kernels(nb::module_& module) {
              nb::arg("initial"), "Writes new records; returns saturated weights.");
   module.def("gather_weights", &gather, nb::arg("arena"), nb::arg("layout"), exact("slots"), exact("row_ids"),
              nb::arg("initial"), exact("out"), nb::arg("num_threads"), "Writes the weights of rows, existing or not.");
+  bind_gather<HashIndex>(module);
+  bind_gather<ArrayIndex>(module);
   module.def("adam_update", &update, nb::arg("arena"), nb::arg("layout"), exact("slots"), exact("gradients"),
              nb::arg("factors"), exact("step_factors"), nb::arg("rounding").none(), nb::arg("num_threads"),
              "Applies one step; returns saturated weights.");

@@ -19,7 +19,7 @@ void sum_places(StridedRows gradients, Ids places, std::optional<std::int64_t> s
     throw std::invalid_argument("gradients have " + std::to_string(gradients.shape(1)) + " columns, out has " +
                                 std::to_string(out.shape(1)));
   }
-  if (gradients.shape(1) > 1 && gradients.stride(1) != 1) {
+  if (gradients.size() > 0 && gradients.shape(1) > 1 && gradients.stride(1) != 1) {
     throw std::invalid_argument("each row of gradients must be contiguous; hand in np.ascontiguousarray(gradients)");
   }
   const auto num_sums = static_cast<std::int64_t>(out.shape(0));

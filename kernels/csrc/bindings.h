@@ -7,6 +7,7 @@ namespace shardam {
 
 void bind_indexes(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
+void bind_steps(nanobind::module_& module);
 void bind_sums(nanobind::module_& module);
 void bind_worker(nanobind::module_& module);
 

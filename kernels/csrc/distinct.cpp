@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "groups.h"
 #include "hashing.h"
-#include "merge.h"
 
 namespace shardam {
 namespace {

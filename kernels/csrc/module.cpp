@@ -8,6 +8,7 @@ NB_MODULE(_native, module) {
   nanobind::set_leak_warnings(false);
   shardam::bind_indexes(module);
   shardam::bind_kernels(module);
+  shardam::bind_steps(module);
   shardam::bind_sums(module);
   shardam::bind_worker(module);
 }

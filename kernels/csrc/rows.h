@@ -17,13 +17,17 @@ struct GatherJob {
   const Arena& arena;
   RecordLayout layout;
   const InitialRows& initial;
-  const std::int64_t* slots;    // [count], kNoSlot for a row that does not exist
   const std::int64_t* row_ids;  // [count]
   std::int64_t count;
   float* out;  // [count, dim]
 };
 
-void gather_weights(const GatherJob& job, int num_threads);
+// Of rows by slot, kNoSlot for one that does not exist.
+void gather_weights(const GatherJob& job, const std::int64_t* slots, int num_threads);
+
+// Of rows as an index has them. Throws std::out_of_range for an id out of its bounds, before anything is written.
+template <class Index>
+void gather_rows(const GatherJob& job, const Index& index, int num_threads);
 
 // A component of a record: where it starts, how many values it has, and their dtype.
 struct ComponentPlace {

@@ -10,6 +10,12 @@ namespace shardam {
 
 constexpr std::int64_t kNoSlot = -1;
 
+inline std::int64_t largest_slot(const std::int64_t* slots, std::int64_t count) {
+  std::int64_t largest = kNoSlot;
+  for (std::int64_t i = 0; i < count; ++i) largest = std::max(largest, slots[i]);
+  return largest;
+}
+
 class SlotPool {
  public:
   std::int64_t take() {

@@ -1,7 +1,7 @@
 """Native row indexes, arenas and kernels; use shardam_kernels.native."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -90,6 +90,9 @@ class ArrayIndex:
     def num_embeddings(self) -> int:
         """Number of possible ids."""
 
+def zeroed_memory(size_bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]:
+    """Returns zeros that are not resident before they are written."""
+
 class Arena:
     """
     Records of one stride in native memory; a record never moves, untouched memory is not resident.
@@ -151,6 +154,13 @@ def initialize(arena: Arena, layout: RecordLayout, slots: Annotated[NDArray[nump
 def gather_weights(arena: Arena, layout: RecordLayout, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], initial: InitialRows, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], num_threads: int) -> None:
     """Writes the weights of rows, existing or not."""
 
+@overload
+def gather_rows(arena: Arena, layout: RecordLayout, index: HashIndex, row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], initial: InitialRows, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], num_threads: int) -> None: ...
+
+@overload
+def gather_rows(arena: Arena, layout: RecordLayout, index: ArrayIndex, row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], initial: InitialRows, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], num_threads: int) -> None:
+    """Writes the weights of rows as an index has them."""
+
 def adam_update(arena: Arena, layout: RecordLayout, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], factors: AdamFactors, step_factors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], rounding: Rounding | None, num_threads: int) -> int:
     """Applies one step; returns saturated weights."""
 
@@ -159,6 +169,51 @@ def read_component(arena: Arena, dim: int, offset_bytes: int, dtype: str, slots:
 
 def write_component(arena: Arena, dim: int, offset_bytes: int, dtype: str, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> int:
     """Writes values to one component of rows; returns saturated values."""
+
+class StepRows:
+    """The rows of one step, each once, with its gradients and slot."""
+
+    def __init__(self, row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], unscale: float, divisor: float, num_threads: int) -> None: ...
+
+    @property
+    def num_rows(self) -> int:
+        """Number of distinct ids."""
+
+    @property
+    def num_absent(self) -> int:
+        """Rows without a slot, after find."""
+
+    @property
+    def row_ids(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]:
+        """The distinct ids, in order of first appearance."""
+
+    @property
+    def slots(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]:
+        """Slots as they were found and given; -1 for a row that has none."""
+
+    @property
+    def bad_rows(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]:
+        """Positions of rows whose gradient must be refused, ascending."""
+
+    @overload
+    def find(self, index: HashIndex) -> int: ...
+
+    @overload
+    def find(self, index: ArrayIndex) -> int:
+        """Looks the rows up; returns how many are absent."""
+
+    @overload
+    def insert(self, index: HashIndex) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]: ...
+
+    @overload
+    def insert(self, index: ArrayIndex) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]:
+        """Gives slots to the absent rows; returns their positions."""
+
+def update_rows(arena: Arena, layout: RecordLayout, rows: StepRows, factors: AdamFactors, step_factor: float, row_factors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, table_seed: int, row_steps: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, touches: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')], change_number: int, table_step: int, num_threads: int) -> int:
+    """Applies one step and notes what it touched; returns saturated weights."""
+
+def sum_places(gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], skipped: int | None, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    """Writes the sum of the gradients of each place."""
 
 def distinct_ids(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_shards: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]]:
     """Returns (row_ids, places, ends)."""

@@ -4,25 +4,27 @@ Every operation has a twin of the same signature and the same bits in shardam_ke
 
 Sizes are checked before anything is written: ValueError for lengths that do not fit each other, TypeError for an array of
 another dtype, order or writability, IndexError for a slot or id out of range. Nothing is locked inside: any number of threads
-may read (lookup, scan, gather_weights, read_component) at a time, and whoever changes an index or an arena must be alone.
-Every call releases the GIL. No result depends on num_threads. Arrays of weights are float32 whatever the dtype of the records.
+may read (lookup, scan, find, gather_rows, gather_weights, read_component) at a time, and whoever changes an index or an arena
+must be alone. A call that works for more than microseconds releases the GIL. Threads are kept between calls. No result depends
+on num_threads. Arrays of weights are float32 whatever the dtype of the records.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shardam_kernels import _native
-from shardam_kernels._native import Arena, ArrayIndex, HashIndex
+from shardam_kernels._native import Arena, ArrayIndex, HashIndex, StepRows
 from shardam_kernels.factors import Factors
 from shardam_kernels.gradients import Merged, Runs
 from shardam_kernels.initializers import InitialRows
 from shardam_kernels.layout import Layout
+from shardam_kernels.row_index import RowIndex
 from shardam_kernels.row_steps import RowSteps
 
 __all__ = [
@@ -31,80 +33,30 @@ __all__ = [
     "HashIndex",
     "Records",
     "RowIndex",
+    "StepRows",
     "adam_update",
     "distinct_ids",
+    "gather_rows",
     "gather_weights",
     "group_gradients",
+    "group_rows",
     "initialize",
     "is_merged",
     "merge_gradients",
     "new_message",
     "read_component",
     "split_by_shard",
+    "update_rows",
     "sum_places",
     "writable",
     "write_component",
+    "zeroed_memory",
 ]
 
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
+Uint64s = npt.NDArray[np.uint64]
 Float32s = npt.NDArray[np.float32]
-
-
-class RowIndex(Protocol):
-    """What HashIndex() (any int64 id) and ArrayIndex(num_embeddings) (ids 0 to num_embeddings - 1) both are: id -> slot.
-
-    Slots are 0 to num_slots - 1; a freed slot is given again before a new one. ArrayIndex raises IndexError for an id out of
-    its bounds, before it changes anything.
-    """
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        ...
-
-    @property
-    def num_slots(self) -> int:
-        """One more than the largest slot ever given: what the arena must hold."""
-        ...
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the index; of an ArrayIndex, pages never written are not resident."""
-        ...
-
-    def lookup(self, row_ids: Int64s, out_slots: Int64s) -> int:
-        """Writes each id's slot, -1 if absent; returns how many are not -1."""
-        ...
-
-    def reserve(self, num_new: int) -> None:
-        """Makes room so that inserting num_new new ids cannot fail.
-
-        Raises:
-            MemoryError: there is no such room; nothing has changed.
-        """
-        ...
-
-    def insert(self, row_ids: Int64s, out_slots: Int64s, out_is_new: Uint8s) -> int:
-        """Writes each id's slot, given now if the id is new; returns the number of new rows.
-
-        out_is_new is 1 at the first place of each new id, else 0. Duplicates are allowed.
-
-        Raises:
-            MemoryError: there is no room and none was reserved; nothing has changed.
-        """
-        ...
-
-    def remove(self, row_ids: Int64s, out_slots: Int64s) -> int:
-        """Removes rows and writes the slot each had, -1 if it was absent; returns how many were removed."""
-        ...
-
-    def scan(self, from_key: int, max_rows: int) -> tuple[Int64s, Int64s, int | None]:
-        """Returns (row_ids, slots, next_key): up to max_rows rows from from_key on, in the index's order.
-
-        The order is that of mix64(id) as an unsigned number for HashIndex, of the id for ArrayIndex, and keys are these
-        numbers: start at 0, go on at next_key, stop at None. A row that exists throughout is met exactly once.
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +109,26 @@ def group_gradients(row_ids: Int64s, gradients: Float32s, factors: Factors, num_
     return Runs(*_native.group_gradients(row_ids, gradients, factors.unscale, num_threads))
 
 
+def group_rows(row_ids: Int64s, gradients: Float32s, factors: Factors, num_threads: int = 1) -> StepRows:
+    """Groups the gradients of a step by row for update_rows, which sums them; copies none.
+
+    Of what it returns, find(index) looks the rows up and returns how many are absent, and insert(index) gives these slots and
+    returns their positions: MemoryError if there is no room and none was reserved, and nothing has changed. row_ids (int64 [U],
+    each id once, in order of first appearance), slots (int64 [U], after find) and bad_rows (int64, ascending positions) are
+    views.
+
+    Args:
+        row_ids: int64 [N], N < 2**31; kept.
+        gradients: float32 [N, dim], at any place that a float32 may have; kept.
+        factors: of the step, of which unscale and divisor are used.
+        num_threads: at least 1.
+
+    Returns:
+        The rows; their bad_rows (as in Merged) must be empty before they are updated.
+    """
+    return StepRows(row_ids, gradients, factors.unscale, factors.divisor, num_threads)
+
+
 def initialize(records: Records, slots: Int64s, row_ids: Int64s, initial: InitialRows) -> int:
     """Writes new rows: the initial weight to nearest even, zero moments, zero padding bytes. What the slots held is gone.
 
@@ -188,6 +160,69 @@ def gather_weights(
     _native.gather_weights(records.arena, records._native_layout, slots, row_ids, _native_initial(initial), out, num_threads)
 
 
+def gather_rows(
+    records: Records, index: HashIndex | ArrayIndex, row_ids: Int64s, initial: InitialRows, out: Float32s, num_threads: int = 1
+) -> None:
+    """Looks rows up and writes their weights, as gather_weights does.
+
+    Args:
+        records: the table's records.
+        index: has given slots of the records' arena; IndexError for an id out of its bounds.
+        row_ids: int64 [N], the rows' ids; duplicates allowed.
+        initial: the table's initializer, seed and padding row.
+        out: float32 [N, dim], written, at any place that a float32 may have.
+        num_threads: at least 1.
+    """
+    _native.gather_rows(records.arena, records._native_layout, index, row_ids, _native_initial(initial), out, num_threads)
+
+
+def update_rows(
+    records: Records,
+    rows: StepRows,
+    factors: Factors,
+    touches: Uint64s,
+    change_number: int,
+    table_step: int,
+    row_steps: RowSteps | None = None,
+    table_seed: int = 0,
+    num_threads: int = 1,
+) -> int:
+    """Applies one step to its rows as adam_update does, merged on the way, and notes what it touched. Allocates nothing.
+
+    Args:
+        records: the table's records.
+        rows: of group_rows; found, and inserted where they were absent.
+        factors: of the step.
+        touches: uint64 [num_slots or more, 2], by slot: change_number and table_step are written there.
+        change_number: the change that the step is part of.
+        table_step: t after it.
+        row_steps: of rows that count their own steps; None: all take the table's.
+        table_seed: what the rounding of weights below float32 is drawn from in that case, with ids and table_step.
+        num_threads: at least 1.
+
+    Returns:
+        How many weights left their dtype's finite range and were saturated.
+    """
+    rounding = None
+    if row_steps is not None:
+        row_steps.check(records.layout.dtype)
+        rounding = row_steps.rounding
+    return _native.update_rows(
+        records.arena,
+        records._native_layout,
+        rows,
+        _native_factors(factors),
+        factors.s,
+        None if row_steps is None else row_steps.factors,
+        table_seed if rounding is None else rounding.table_seed,
+        None if rounding is None else rounding.steps,
+        touches,
+        change_number,
+        table_step,
+        num_threads,
+    )
+
+
 def adam_update(
     records: Records, slots: Int64s, gradients: Float32s, factors: Factors, steps: RowSteps, num_threads: int = 1
 ) -> int:
@@ -206,21 +241,12 @@ def adam_update(
     """
     steps.check(records.layout.dtype)
     rounding = steps.rounding
-    native_factors = _native.AdamFactors(
-        c1=factors.c1,
-        c2=factors.c2,
-        d=factors.d,
-        eps=factors.eps,
-        weight_decay=factors.weight_decay,
-        maximize=factors.maximize,
-        decoupled=factors.decoupled,
-    )
     return _native.adam_update(
         records.arena,
         records._native_layout,
         slots,
         gradients,
-        native_factors,
+        _native_factors(factors),
         steps.factors,
         None if rounding is None else _native.Rounding(rounding.table_seed, rounding.row_ids, rounding.steps),
         num_threads,
@@ -243,6 +269,15 @@ def write_component(records: Records, name: str, slots: Int64s, values: Float32s
     """
     component = records.layout.component(name)
     return _native.write_component(records.arena, records.layout.dim, component.offset_bytes, component.dtype, slots, values)
+
+
+def zeroed_memory(size_bytes: int) -> Uint8s:
+    """Returns zeros, uint8 [size_bytes], that are not resident before they are written, whatever the allocator's settings.
+
+    Raises:
+        MemoryError: there is no such address space.
+    """
+    return _native.zeroed_memory(size_bytes)
 
 
 def distinct_ids(row_ids: Int64s, num_shards: int = 1) -> tuple[Int64s, Int64s, Int64s]:
@@ -327,6 +362,20 @@ def new_message(prefixes: Sequence[bytes], sizes: Sequence[int]) -> tuple[bytes,
     return _native.new_message(list(prefixes), list(sizes))
 
 
+@functools.lru_cache(maxsize=2**14)  # one for each of thousands of tables
 def _native_initial(initial: InitialRows) -> _native.InitialRows:
     folded = initial.folded
     return _native.InitialRows(folded.kind, folded.a, folded.b, initial.table_seed, initial.padding_idx)
+
+
+@functools.lru_cache(maxsize=64)  # all tables of a step mostly have the same
+def _native_factors(factors: Factors) -> _native.AdamFactors:
+    return _native.AdamFactors(
+        c1=factors.c1,
+        c2=factors.c2,
+        d=factors.d,
+        eps=factors.eps,
+        weight_decay=factors.weight_decay,
+        maximize=factors.maximize,
+        decoupled=factors.decoupled,
+    )

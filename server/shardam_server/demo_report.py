@@ -6,7 +6,7 @@ It draws what it is told and starts nothing. On a terminal a bar moves; elsewher
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -97,6 +97,24 @@ class Training:
             f"Mode {self.mode}: as async, a table took {updates}, one for each push; a worker that was more than {bound} "
             f"{'step' if bound == '1' else 'steps'} ahead of another waited with its next pull."
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+    """Where the time of a worker's steps went.
+
+    Args:
+        steps: how many.
+        total_s: seconds by phase, in the order in which a step meets them.
+    """
+
+    steps: int
+    total_s: Mapping[str, float]
+
+    def lines(self) -> Iterator[str]:
+        """Yields a line for each phase."""
+        for phase, total_s in self.total_s.items():
+            yield f"  {phase:10}{1000 * total_s / self.steps:8.2f} ms"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +247,13 @@ class DemoReport:
             f"{training.step_ms(last.baseline_samples_per_s):.1f} ms locally."
         )
         self.line(training.meaning())
+
+    def times(self, times: StepTimes) -> None:
+        """Prints where a step's time went."""
+        self.line()
+        self.line("Where the time of a step went, on rank 0 (phases overlap, some run beside training):", style="bold")
+        for line in times.lines():
+            self.line(line)
 
     def moved(self, row: MovedRow) -> None:
         """Prints a row before and after training, with its moments."""

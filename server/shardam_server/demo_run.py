@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from shardam_server.command_errors import CommandError, UsageError
 from shardam_server.demo_checkpoints import CheckpointOptions, Stopped, resume_command
 from shardam_server.demo_processes import Child, Exited, Happening, Line, child_environment
-from shardam_server.demo_report import DataSummary, DemoReport, EpochResult, MovedRow, Training
+from shardam_server.demo_report import DataSummary, DemoReport, EpochResult, MovedRow, StepTimes, Training
 from shardam_server.demo_rest import devices_of, read_row, row_url
 
 PREPARE, CLUSTER, WORKERS = "data preparation", "cluster", "workers"
@@ -108,6 +108,7 @@ class Demo:
         self._children: dict[str, Child] = {}
         self._to_show: RowToShow | None = None
         self._last_epoch: EpochResult | None = None
+        self._times: StepTimes | None = None
         self._training: Training | None = None
         self._errors: list[WorkerError] = []
         self._has_stopped = False
@@ -249,6 +250,8 @@ class Demo:
                 self._report.checkpoint_failed(**event)
             case "stopped":
                 self._take_stop(event["name"])
+            case "timings":
+                self._times = StepTimes(**event)
             case "end":
                 options = self._options
                 self._training = Training(options.mode, options.workers, options.shards, **event)
@@ -270,6 +273,8 @@ class Demo:
         url = row_url(cluster.admin_url, shown.table, shown.row_id)
         row = read_row(url)
         self._report.result(last, training)
+        if self._times is not None and self._times.steps:
+            self._report.times(self._times)
         self._report.moved(MovedRow(shown.table, shown.row_id, shown.title, shown.samples, shown.before, row, url))
         if options.keep:
             self._report.kept(cluster.admin_url, cluster.redis_url, url)

@@ -22,7 +22,7 @@ def emit(event: str, **values: Value) -> None:
 
     Args:
         event: kind: "data" (what is trained on), "progress", "epoch", "moved" (the row to show), "resumed", "checkpoint",
-            "checkpoint_failed", "stopped", "end" or "error".
+            "checkpoint_failed", "stopped", "timings" (where the steps' time went), "end" or "error".
         values: what belongs to the kind, JSON-ready; ids of rows are strings.
     """
     sys.stdout.write(json.dumps({"event": event, **values}) + "\n")

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from shardam.cluster import Cluster
 from shardam.demo.dataset import ClickData
 from shardam.demo.metrics import area_under_curve, log_loss
 from shardam_proto.errors import BadOption
@@ -170,3 +171,25 @@ class Throughput:
     def samples_per_s(self) -> float:
         """The mean so far."""
         return self.samples / self.seconds
+
+
+@dataclasses.dataclass
+class PhaseTotals:
+    """Seconds of each phase of a client's steps, of training alone.
+
+    Attributes:
+        steps: steps counted.
+        total_s: seconds by phase.
+    """
+
+    steps: int = 0
+    total_s: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def counted(self, cluster: Cluster) -> Iterator[None]:
+        """Counts what ends while a step is taken inside; evaluations and checkpoints lie between steps."""
+        cluster.timings(reset=True)
+        yield
+        self.steps += 1
+        for phase, times in cluster.timings(reset=True).items():
+            self.total_s[phase] = self.total_s.get(phase, 0.0) + times.total_s

@@ -18,7 +18,7 @@ from shardam.demo.checkpoints import FORMAT, Identity, Keeper, Position, Terms, 
 from shardam.demo.dataset import ClickData
 from shardam.demo.events import Progress, Value, emit
 from shardam.demo.model import DenseTower, ShardedFields
-from shardam.demo.train import LEARNING_RATE, Share, Throughput, Trainer, choose_batch_size, evaluate, split
+from shardam.demo.train import LEARNING_RATE, PhaseTotals, Share, Throughput, Trainer, choose_batch_size, evaluate, split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Worker:
         dense = torch.optim.Adam(replica.parameters(), lr=LEARNING_RATE)
         self._trainer = Trainer(self._fields, replica, [self._sparse, dense])
         self._throughput = Throughput()
+        self._phases = PhaseTotals()
         self._at = Position()
         self._local: tuple[float, float] | None = None
         self._keeper = Keeper(run.terms, cluster)
@@ -133,6 +134,7 @@ class Worker:
             self._at = Position(self._at.epoch + 1, 0, self._at.steps)
             self._local = None
         if self._rank == 0:
+            emit("timings", steps=self._phases.steps, total_s=self._phases.total_s)
             emit(
                 "end",
                 rows=sum(self._cluster.table(field).stats().num_rows for field in self._run.data.fields),
@@ -152,7 +154,7 @@ class Worker:
         progress = Progress("shardam", self._at.epoch, total, enabled=self._rank == 0, done=done * batch_size)
         batches = self._share.batches(len(self._train), self._run.seed, self._at.epoch)
         for batch in itertools.islice(batches, done, None):
-            with self._throughput.measured():
+            with self._throughput.measured(), self._phases.counted(self._cluster):
                 self._trainer.step(self._train.take(batch))
             self._throughput.samples += batch_size
             self._at = Position(self._at.epoch, self._at.batches + 1, self._at.steps + 1)

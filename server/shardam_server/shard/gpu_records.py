@@ -21,11 +21,11 @@ from shardam_kernels import native
 from shardam_kernels.factors import Factors
 from shardam_kernels.gradients import Runs
 from shardam_kernels.initializers import InitialRows
-from shardam_kernels.layout import WEIGHT, Layout
-from shardam_kernels.row_steps import RowSteps
+from shardam_kernels.layout import STATE_DTYPE, WEIGHT, Layout
+from shardam_kernels.row_steps import Rounding, RowSteps
 from shardam_server.command_errors import CommandError
 from shardam_server.devices import INTERPRET
-from shardam_server.shard.records import Float32s, Gradients, Int64s, StagedStep
+from shardam_server.shard.records import AnyIndex, Float32s, Gradients, Int64s, StagedStep, Touches
 
 if TYPE_CHECKING:
     from shardam_kernels import triton as kernels
@@ -120,17 +120,19 @@ class GpuDevice:
             self._stream.synchronize()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class GroupedGradients:
     """A step's gradients as pushed, and the runs of each row.
 
     Attributes:
         gradients: float32 [N, dim].
         runs: positions of each row's gradients.
+        slots: int64 [U], after find: -1 for a row that has none.
     """
 
     gradients: Float32s
     runs: Runs
+    slots: Int64s = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def row_ids(self) -> Int64s:
@@ -142,11 +144,35 @@ class GroupedGradients:
         """Positions in row_ids that must be refused."""
         return self.runs.bad_rows
 
+    @property
+    def num_absent(self) -> int:
+        """Rows that have no slot, after find."""
+        return int(np.count_nonzero(self.slots < 0))
+
+    def find(self, index: AnyIndex) -> int:
+        """Looks the rows up; returns how many are absent."""
+        self.slots = np.empty(self.row_ids.size, np.int64)
+        return self.row_ids.size - index.lookup(self.row_ids, self.slots)
+
+    def insert(self, index: AnyIndex) -> Int64s:
+        """Gives slots to the absent rows; returns their positions.
+
+        Raises:
+            MemoryError: there is no room and none was reserved; nothing has changed.
+        """
+        absent = np.flatnonzero(self.slots < 0)
+        slots = np.empty(absent.size, np.int64)
+        index.insert(self.row_ids[absent], slots, np.empty(absent.size, np.uint8))
+        self.slots[absent] = slots
+        return absent
+
 
 @dataclasses.dataclass(frozen=True)
 class _GpuStep:
     on_device: kernels.DeviceStep
     factors: Factors
+    slots: Int64s
+    table_step: int
 
 
 class GpuRecords:
@@ -203,7 +229,7 @@ class GpuRecords:
         native.gather_weights(self._no_rows, absent, row_ids, self._initial, weights, self._device.num_threads)
         return weights
 
-    def stage(self, slots: Int64s, gradients: Gradients, factors: Factors, steps: RowSteps) -> StagedStep:
+    def stage(self, gradients: Gradients, factors: Factors, table_step: int, row_steps: RowSteps | None) -> StagedStep:
         """Brings a step to the device.
 
         Raises:
@@ -211,17 +237,24 @@ class GpuRecords:
         """
         if not isinstance(gradients, GroupedGradients):
             raise TypeError(f"gradients were prepared for another device: {type(gradients).__name__}")
+        runs, slots = gradients.runs, gradients.slots
+        if row_steps is None:
+            steps, seed = np.full(slots.size, table_step, np.int64), self._initial.table_seed
+            rounding = Rounding(seed, runs.row_ids, steps) if self.layout.dtype != STATE_DTYPE else None
+            row_steps = RowSteps(factors.step_factors(slots.size), rounding)
         with self._device.work():
-            return _GpuStep(self._kernels.stage_step(self._records, slots, gradients.gradients, gradients.runs, steps), factors)
+            on_device = self._kernels.stage_step(self._records, slots, gradients.gradients, runs, row_steps)
+        return _GpuStep(on_device, factors, slots, table_step)
 
-    def apply(self, staged: StagedStep) -> None:
-        """Applies a staged step."""
+    def apply(self, staged: StagedStep, touches: Touches, change_number: int) -> None:
+        """Applies a staged step, and notes what it touched."""
         if not isinstance(staged, _GpuStep):
             raise TypeError(f"the step was staged on another device: {type(staged).__name__}")
         with self._device.work():
             self._saturated += self._kernels.adam_update(self._records, staged.on_device, staged.factors)
+        touches[staged.slots] = change_number, staged.table_step
 
-    def gather_into(self, index: native.RowIndex, row_ids: Int64s, out: Float32s) -> None:
+    def gather_into(self, index: AnyIndex, row_ids: Int64s, out: Float32s) -> None:
         """Writes the weights of rows to out, float32 [N, dim]; of one that the index does not have, its initial weight.
 
         Raises:

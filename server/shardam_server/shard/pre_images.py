@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from shardam_server.shard.records import Int64s
-from shardam_server.shard.storage import RowCopies, RowCounters
+from shardam_server.shard.row_counters import RowCounters
+from shardam_server.shard.storage import RowCopies
 from shardam_server.shard.table import Table
 
 COUNTER_BYTES = 8 + 4 + 8 + 8

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shardam_kernels import native
 from shardam_kernels.factors import Factors
-from shardam_kernels.gradients import Merged
 from shardam_kernels.initializers import InitialRows
 from shardam_kernels.layout import Layout
 from shardam_kernels.row_steps import RowSteps
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
+
+AnyIndex = native.HashIndex | native.ArrayIndex
+
+Touches = npt.NDArray[np.uint64]
+"""By slot, [num_slots, 2]: the change that last touched a row, and the table's step when a push last did."""
 
 
 class Gradients(Protocol):
@@ -31,6 +34,28 @@ class Gradients(Protocol):
     @property
     def bad_rows(self) -> Int64s:
         """Positions in row_ids whose merged, unscaled gradient must be refused; the step is applied only if there is none."""
+        ...
+
+    @property
+    def slots(self) -> Int64s:
+        """int64 [U], after find: -1 for a row that has none."""
+        ...
+
+    @property
+    def num_absent(self) -> int:
+        """Rows that have no slot, after find."""
+        ...
+
+    def find(self, index: AnyIndex) -> int:
+        """Looks the rows up; returns how many are absent."""
+        ...
+
+    def insert(self, index: AnyIndex) -> Int64s:
+        """Gives slots to the absent rows; returns their positions.
+
+        Raises:
+            MemoryError: there is no room and none was reserved; nothing has changed.
+        """
         ...
 
 
@@ -72,25 +97,25 @@ class Records(Protocol):
         """
         ...
 
-    def stage(self, slots: Int64s, gradients: Gradients, factors: Factors, steps: RowSteps) -> StagedStep:
+    def stage(self, gradients: Gradients, factors: Factors, table_step: int, row_steps: RowSteps | None) -> StagedStep:
         """Brings a step to the device.
 
         Args:
-            slots: int64 [U], of gradients.row_ids.
-            gradients: of prepare.
+            gradients: of prepare, found and inserted.
             factors: of the step.
-            steps: of each row.
+            table_step: t after it.
+            row_steps: of rows that count their own steps; None: all take the table's.
 
         Raises:
             MemoryError: the device has no room; nothing has changed.
         """
         ...
 
-    def apply(self, staged: StagedStep) -> None:
-        """Applies a staged step."""
+    def apply(self, staged: StagedStep, touches: Touches, change_number: int) -> None:
+        """Applies a staged step, and notes for each of its rows the change that it is part of and the table's step."""
         ...
 
-    def gather_into(self, index: native.RowIndex, row_ids: Int64s, out: Float32s) -> None:
+    def gather_into(self, index: AnyIndex, row_ids: Int64s, out: Float32s) -> None:
         """Writes the weights of rows to out, float32 [N, dim]; of one that the index does not have, its initial weight.
 
         Raises:
@@ -177,12 +202,11 @@ class CpuDevice:
         """Nothing to wait for: the CPU's kernels are done when they return."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _CpuStep:
-    slots: Int64s
-    merged: Merged
+class _CpuStep(NamedTuple):
+    rows: native.StepRows
     factors: Factors
-    steps: RowSteps
+    table_step: int
+    row_steps: RowSteps | None
 
 
 class CpuRecords:
@@ -206,9 +230,9 @@ class CpuRecords:
         """Where a record's components lie."""
         return self._records.layout
 
-    def prepare(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> Merged:
-        """Sums duplicates and checks the sums."""
-        return native.merge_gradients(row_ids, gradients, factors, self._num_threads)
+    def prepare(self, row_ids: Int64s, gradients: Float32s, factors: Factors) -> native.StepRows:
+        """Groups gradients by row, and checks their sums; they are summed as they are applied."""
+        return native.group_rows(row_ids, gradients, factors, self._num_threads)
 
     def reserve(self, num_slots: int) -> None:
         """Makes room for slots 0 to num_slots - 1.
@@ -222,25 +246,32 @@ class CpuRecords:
         """Writes new rows: initial weight, zero moments."""
         self._saturated += native.initialize(self._records, slots, row_ids, self._initial)
 
-    def stage(self, slots: Int64s, gradients: Gradients, factors: Factors, steps: RowSteps) -> StagedStep:
+    def stage(self, gradients: Gradients, factors: Factors, table_step: int, row_steps: RowSteps | None) -> StagedStep:
         """Keeps together what applying needs."""
-        if not isinstance(gradients, Merged):
+        if not isinstance(gradients, native.StepRows):
             raise TypeError(f"gradients were prepared for another device: {type(gradients).__name__}")
-        return _CpuStep(slots, gradients, factors, steps)
+        return _CpuStep(gradients, factors, table_step, row_steps)
 
-    def apply(self, staged: StagedStep) -> None:
-        """Applies a staged step."""
+    def apply(self, staged: StagedStep, touches: Touches, change_number: int) -> None:
+        """Applies a staged step, and notes what it touched, in one call."""
         if not isinstance(staged, _CpuStep):
             raise TypeError(f"the step was staged on another device: {type(staged).__name__}")
-        self._saturated += native.adam_update(
-            self._records, staged.slots, staged.merged.gradients, staged.factors, staged.steps, self._num_threads
+        rows, factors, table_step, row_steps = staged
+        self._saturated += native.update_rows(
+            self._records,
+            rows,
+            factors,
+            touches,
+            change_number,
+            table_step,
+            row_steps,
+            self._initial.table_seed,
+            self._num_threads,
         )
 
-    def gather_into(self, index: native.RowIndex, row_ids: Int64s, out: Float32s) -> None:
+    def gather_into(self, index: AnyIndex, row_ids: Int64s, out: Float32s) -> None:
         """Writes the weights of rows to out, float32 [N, dim]; of one that the index does not have, its initial weight."""
-        slots = np.empty(row_ids.size, np.int64)
-        index.lookup(row_ids, slots)
-        native.gather_weights(self._records, slots, row_ids, self._initial, out, self._num_threads)
+        native.gather_rows(self._records, index, row_ids, self._initial, out, self._num_threads)
 
     def gather(self, slots: Int64s, row_ids: Int64s) -> Float32s:
         """Returns weights, float32 [N, dim]; the initial weight where a slot is -1."""

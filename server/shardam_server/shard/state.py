@@ -231,7 +231,7 @@ class ShardState(InstalledTables):
         """
         with self.write_locks([table for table, _ in updates]):
             self.laps.end("lock")
-            new_rows = [(table, table.count_new(update.gradients.row_ids)) for table, update in updates]
+            new_rows = [(table, table.count_new(update)) for table, update in updates]
             if limited:
                 check_room(new_rows, self.num_rows, self.max_rows)
             for table, num_new in new_rows:

@@ -7,8 +7,7 @@ reads may run beside each other, changes alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,30 +19,13 @@ from shardam_kernels.layout import Layout, layout
 from shardam_kernels.row_steps import Rounding, RowSteps
 from shardam_proto.errors import OutOfMemory
 from shardam_proto.schema import TableSpec
-from shardam_server.shard.records import Float32s, Gradients, Int64s, Records
+from shardam_server.shard.records import AnyIndex, Float32s, Gradients, Int64s, Records
+from shardam_server.shard.row_counters import RowCounters, SlotCounters
 from shardam_server.shard.row_watchers import RowWatchers
 from shardam_server.shard.table_initializers import fold_initializer
 from shardam_server.shard.table_steps import RowStepValues, StagedUpdate, Step, values_by_id
 
-Counter = TypeVar("Counter", np.int64, np.uint64, np.uint32)
-
-_FIRST_COUNTERS = 64
-"""Slots that the per-row counters have room for at first; thousands of small tables must stay small."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RowCounters:
-    """Counters of rows; zeros where a row does not exist.
-
-    Attributes:
-        row_step: int64 [N], steps of the row itself; zeros in table step mode.
-        touched_step: int64 [N], the table's step when a push last touched the row.
-        change_number: uint64 [N], the shard's change that last touched it.
-    """
-
-    row_step: Int64s
-    touched_step: Int64s
-    change_number: npt.NDArray[np.uint64]
+_NO_IDS: Int64s = np.empty(0, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +61,11 @@ class RowStorage:
 
     def __init__(self, spec: TableSpec, initial: initializers.InitialRows, records: Records) -> None:
         self._initial = initial
-        self._counts_row_steps = spec.step == "row"
         self._rounds = spec.dtype != "float32"
-        self._index: native.RowIndex = (
-            native.HashIndex() if spec.num_embeddings is None else native.ArrayIndex(spec.num_embeddings)
-        )
+        self._index: AnyIndex = native.HashIndex() if spec.num_embeddings is None else native.ArrayIndex(spec.num_embeddings)
         self._records = records
-        self._change_numbers = np.zeros(0, np.uint64)
-        self._touched_steps = np.zeros(0, np.int64)
-        self._row_steps = np.zeros(0, np.uint32)
+        self._counts_row_steps = spec.step == "row"
+        self._counters = SlotCounters(counts_row_steps=spec.step == "row")
         self._saturated_before = 0
         self.watchers = RowWatchers()
 
@@ -109,8 +87,7 @@ class RowStorage:
     @property
     def index_bytes(self) -> int:
         """Bytes of index and per-row counters."""
-        counters = self._change_numbers.nbytes + self._touched_steps.nbytes + self._row_steps.nbytes
-        return self._index.memory_bytes + counters
+        return self._index.memory_bytes + self._counters.memory_bytes
 
     # -- a step, in this order: prepare, count_new, reserve, stage; then apply cannot fail
 
@@ -118,9 +95,9 @@ class RowStorage:
         """Groups and checks a step's gradients; needs no lock."""
         return self._records.prepare(row_ids, gradients, factors)
 
-    def count_new(self, row_ids: Int64s) -> int:
-        """Returns how many of these distinct ids have no row."""
-        return row_ids.size - self._index.lookup(row_ids, np.empty(row_ids.size, np.int64))
+    def count_new(self, gradients: Gradients) -> int:
+        """Finds a step's rows; returns how many do not exist. What it finds holds as long as the lock."""
+        return gradients.find(self._index)
 
     def reserve(self, num_new: int) -> None:
         """Makes room for new rows.
@@ -134,12 +111,7 @@ class RowStorage:
         try:
             self._index.reserve(num_new)
             self._records.reserve(needed)
-            if self._change_numbers.size < needed:
-                size = max(needed, 2 * self._change_numbers.size, _FIRST_COUNTERS)
-                self._change_numbers = _grown(self._change_numbers, size)
-                self._touched_steps = _grown(self._touched_steps, size)
-                if self._counts_row_steps:
-                    self._row_steps = _grown(self._row_steps, size)
+            self._counters.reserve(needed)
         except MemoryError as error:
             raise self._out_of_memory(f"{num_new} more rows", error) from error
 
@@ -150,49 +122,44 @@ class RowStorage:
             OutOfMemory: the device has no room; nothing has changed.
             JournalDamaged: the step is replayed, and a row's recorded step is not its next one; nothing has changed.
         """
-        row_ids = gradients.row_ids
-        watching = self._watch(row_ids)
-        slots, new_ids = self._insert(row_ids)
+        watching = self._watch(gradients.row_ids, gradients.slots) if self.watchers else ()
+        new_ids = self._insert_absent(gradients) if gradients.num_absent else _NO_IDS
         try:
-            row_steps = self._row_steps[slots] + np.uint32(1) if self._counts_row_steps else None
-            values = None if row_steps is None else values_by_id(row_ids, row_steps, step)
-            on_device = self._records.stage(
-                slots, gradients, step.factors, self._kernel_steps(row_ids, row_steps, values, step)
-            )
+            row_steps = self._counters.next_row_steps(gradients.slots) if self._counts_row_steps else None
+            values = None if row_steps is None else values_by_id(gradients.row_ids, row_steps, step)
+            of_rows = self._steps_of_rows(gradients.row_ids, row_steps, values)
+            on_device = self._records.stage(gradients, step.factors, step.table_step, of_rows)
         except MemoryError as error:
             self._remove(new_ids)
-            raise self._out_of_memory(f"a step of {slots.size} rows", error) from error
+            raise self._out_of_memory(f"a step of {gradients.slots.size} rows", error) from error
         except BaseException:
             self._remove(new_ids)
             raise
-        return StagedUpdate(slots, new_ids, row_steps, values, on_device, watching)
+        return StagedUpdate(gradients, new_ids, row_steps, values, on_device, watching)
 
     def discard(self, staged: StagedUpdate) -> None:
         """Takes back a staged step: its new rows are gone again."""
-        self._remove(staged.new_ids)
+        if staged.new_ids.size:
+            self._remove(staged.new_ids)
 
     def apply(self, staged: StagedUpdate, step: Step) -> None:
         """Applies a staged step; cannot fail."""
         for note in staged.watching:
             note()
-        self._records.apply(staged.on_device)
+        self._records.apply(staged.on_device, self._counters.touches, step.change_number)
         if staged.row_steps is not None:
-            self._row_steps[staged.slots] = staged.row_steps
-        self._change_numbers[staged.slots] = step.change_number
-        self._touched_steps[staged.slots] = step.table_step
+            self._counters.set_row_steps(staged.slots, staged.row_steps)
 
-    def _kernel_steps(
-        self, row_ids: Int64s, row_steps: npt.NDArray[np.uint32] | None, values: RowStepValues | None, step: Step
-    ) -> RowSteps:
-        """Returns what the kernel needs of each row's step."""
-        if row_steps is not None and values is not None:
-            steps = row_steps.astype(np.int64)
-            factors = np.empty(row_ids.size, np.float32)
-            factors[np.argsort(row_ids)] = values.factors
-        else:
-            steps = np.full(row_ids.size if self._rounds else 0, step.table_step, np.int64)
-            factors = step.factors.step_factors(row_ids.size)
-        return RowSteps(factors, Rounding(self._initial.table_seed, row_ids, steps) if self._rounds else None)
+    def _steps_of_rows(
+        self, row_ids: Int64s, row_steps: npt.NDArray[np.uint32] | None, values: RowStepValues | None
+    ) -> RowSteps | None:
+        """Returns what the kernel needs of rows that count their own steps."""
+        if row_steps is None or values is None:
+            return None
+        factors = np.empty(row_ids.size, np.float32)
+        factors[np.argsort(row_ids)] = values.factors
+        rounding = Rounding(self._initial.table_seed, row_ids, row_steps.astype(np.int64)) if self._rounds else None
+        return RowSteps(factors, rounding)
 
     def write(
         self,
@@ -208,7 +175,7 @@ class RowStorage:
         Raises:
             OutOfMemory: the device has no room; nothing has changed.
         """
-        watching = self._watch(row_ids)
+        watching = self._watch(row_ids, self.lookup(row_ids)) if self.watchers else ()
         slots, new_ids = self._insert(row_ids)
         try:
             self._records.write(slots, {name: values for name, values in components.items() if values is not None})
@@ -217,9 +184,9 @@ class RowStorage:
             raise self._out_of_memory(f"writing {slots.size} rows", error) from error
         for note in watching:
             note()
-        self._change_numbers[slots] = change_number
+        self._counters.set_change_numbers(slots, change_number)
         if row_steps is not None:
-            self._row_steps[slots] = row_steps
+            self._counters.set_row_steps(slots, row_steps)
 
     def _insert(self, row_ids: Int64s) -> tuple[Int64s, Int64s]:
         """Returns each row's slot, and the ids that are new; these have their initial values."""
@@ -228,20 +195,28 @@ class RowStorage:
         if not self._index.insert(row_ids, slots, is_new):
             return slots, row_ids[:0]
         places = np.flatnonzero(is_new)
-        new_slots, new_ids = slots[places], row_ids[places]
+        new_ids = row_ids[places]
+        self._initialize(slots[places], new_ids)
+        return slots, new_ids
+
+    def _insert_absent(self, gradients: Gradients) -> Int64s:
+        """Creates the rows of a step that do not exist; returns their ids."""
+        places = gradients.insert(self._index)
+        new_ids = gradients.row_ids[places]
+        self._initialize(gradients.slots[places], new_ids)
+        return new_ids
+
+    def _initialize(self, slots: Int64s, new_ids: Int64s) -> None:
+        """Gives rows that were just inserted their initial values, or takes them out again."""
         try:
-            self._records.initialize(new_slots, new_ids)
+            self._records.initialize(slots, new_ids)
         except MemoryError as error:
             self._remove(new_ids)
             raise self._out_of_memory(f"{new_ids.size} new rows", error) from error
         except BaseException:
             self._remove(new_ids)
             raise
-        self._touched_steps[new_slots] = 0
-        self._change_numbers[new_slots] = 0
-        if self._counts_row_steps:
-            self._row_steps[new_slots] = 0
-        return slots, new_ids
+        self._counters.clear(slots)
 
     def _out_of_memory(self, what: str, error: MemoryError) -> OutOfMemory:
         return OutOfMemory(
@@ -255,8 +230,10 @@ class RowStorage:
         Raises:
             OutOfMemory: a snapshot that needs them has no room for them; nothing has changed.
         """
-        for note in self._watch(np.unique(row_ids) if self.watchers else row_ids):
-            note()
+        if self.watchers:
+            distinct = np.unique(row_ids)
+            for note in self._watch(distinct, self.lookup(distinct)):
+                note()
         return self._remove(row_ids)
 
     def _remove(self, row_ids: Int64s) -> int:
@@ -264,11 +241,8 @@ class RowStorage:
 
     # -- copies of rows as of a moment
 
-    def _watch(self, row_ids: Int64s) -> list[Callable[[], None]]:
+    def _watch(self, row_ids: Int64s, slots: Int64s) -> Sequence[Callable[[], None]]:
         """Has distinct rows that are about to be changed seen as they are; returns what to call when they are changed."""
-        if not self.watchers:
-            return []
-        slots = self.lookup(row_ids)
         exists = slots >= 0
         try:
             return self.watchers.before(row_ids[exists], slots[exists])
@@ -282,7 +256,7 @@ class RowStorage:
 
     def change_numbers(self, slots: Int64s) -> npt.NDArray[np.uint64]:
         """Returns the change that last touched each row."""
-        return self._change_numbers[slots]
+        return self._counters.change_numbers(slots)
 
     def copy_page(self, from_key: int, max_rows: int, change_number: int) -> tuple[RowCopies, int | None]:
         """Copies those of the next rows in index order that no change after a certain one has touched.
@@ -296,7 +270,7 @@ class RowStorage:
             The rows, and the key to go on from, or None.
         """
         row_ids, slots, next_key = self._index.scan(from_key, max_rows)
-        unchanged = self._change_numbers[slots] <= np.uint64(change_number)
+        unchanged = self._counters.change_numbers(slots) <= np.uint64(change_number)
         return self.copy_rows(row_ids[unchanged], slots[unchanged]), next_key
 
     def copy_rows(self, row_ids: Int64s, slots: Int64s) -> RowCopies:
@@ -324,10 +298,7 @@ class RowStorage:
             self._records.fill(slots, components)
         except MemoryError as error:
             raise self._out_of_memory(f"{row_ids.size} rows", error) from error
-        self._change_numbers[slots] = counters.change_number
-        self._touched_steps[slots] = counters.touched_step
-        if self._counts_row_steps:
-            self._row_steps[slots] = counters.row_step
+        self._counters.restore(slots, counters)
 
     def finish_restore(self, saturated_values: int) -> None:
         """Puts the count of saturated values back, after the last row; putting rows back saturates none."""
@@ -345,12 +316,7 @@ class RowStorage:
 
     def counters(self, slots: Int64s) -> RowCounters:
         """Returns counters by slot; zeros where a slot is -1."""
-        row_steps = _picked(self._row_steps, slots) if self._counts_row_steps else np.zeros(slots.size, np.uint32)
-        return RowCounters(
-            row_steps.astype(np.int64),
-            _picked(self._touched_steps, slots),
-            _picked(self._change_numbers, slots),
-        )
+        return self._counters.read(slots)
 
     def gather_into(self, row_ids: Int64s, out: Float32s) -> None:
         """Writes weights by id to out, float32 [N, dim]; the initial weight of a row that does not exist.
@@ -386,17 +352,3 @@ def make_storage(spec: TableSpec, table_seed: int, make_records: MakeRecords) ->
     """
     initial = initializers.InitialRows(fold_initializer(spec), table_seed, spec.padding_idx)
     return RowStorage(spec, initial, make_records(layout(spec.dim, spec.dtype), initial))
-
-
-def _grown(array: npt.NDArray[Counter], size: int) -> npt.NDArray[Counter]:
-    grown = np.zeros(size, array.dtype)  # pages never written stay unmapped
-    grown[: array.size] = array
-    return grown
-
-
-def _picked(array: npt.NDArray[Counter], slots: Int64s) -> npt.NDArray[Counter]:
-    """Returns array[slot] per slot, zero where it is -1."""
-    picked = np.zeros(slots.size, array.dtype)
-    found = slots >= 0
-    picked[found] = array[slots[found]]
-    return picked

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,8 +62,7 @@ class RecordedStep:
     row_values: RowStepValues | None
 
 
-@dataclasses.dataclass(frozen=True)
-class PreparedUpdate:
+class PreparedUpdate(NamedTuple):
     """A checked section: gradients by row, and the factors of the step it will be.
 
     Attributes:
@@ -78,8 +78,7 @@ class PreparedUpdate:
     recorded: RowStepValues | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class StagedTableStep:
+class StagedTableStep(NamedTuple):
     """A step of this table that is ready to be applied."""
 
     step: Step
@@ -257,9 +256,9 @@ class Table:
 
     # -- changes; the caller holds the lock for writing and runs on the sequencer's thread
 
-    def count_new(self, row_ids: Int64s) -> int:
-        """Returns how many of these distinct ids have no row yet."""
-        return self.storage.count_new(row_ids)
+    def count_new(self, update: PreparedUpdate) -> int:
+        """Finds the rows of a step; returns how many do not exist yet. `stage` must follow under the same lock."""
+        return self.storage.count_new(update.gradients)
 
     def absent(self, row_ids: Int64s) -> Int64s:
         """Returns those of these ids that have no row yet."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardam_kernels.factors import AdamOptions, Factors, row_step_factors
 from shardam_proto.errors import JournalDamaged
-from shardam_server.shard.records import Float32s, Int64s, StagedStep
+from shardam_server.shard.records import Float32s, Gradients, Int64s, StagedStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +27,7 @@ class RowStepValues:
     factors: Float32s
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One optimizer step of a table.
 
     Attributes:
@@ -45,12 +45,11 @@ class Step:
     recorded: RowStepValues | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class StagedUpdate:
+class StagedUpdate(NamedTuple):
     """A step that is ready to be applied.
 
     Attributes:
-        slots: int64 [U].
+        gradients: of its rows.
         new_ids: rows that exist only for this step.
         row_steps: uint32 [U], each row's own step after it; None in table step mode.
         values: the same with each row's s, by ascending id, for a journal; None in table step mode.
@@ -58,12 +57,17 @@ class StagedUpdate:
         watching: called before it is applied.
     """
 
-    slots: Int64s
+    gradients: Gradients
     new_ids: Int64s
     row_steps: npt.NDArray[np.uint32] | None
     values: RowStepValues | None
     on_device: StagedStep
     watching: Sequence[Callable[[], None]]
+
+    @property
+    def slots(self) -> Int64s:
+        """int64 [U]."""
+        return self.gradients.slots
 
 
 def values_by_id(row_ids: Int64s, row_steps: npt.NDArray[np.uint32], step: Step) -> RowStepValues:

@@ -53,9 +53,9 @@ class FullRecords(CpuRecords):
         self._device.meet("initialize")
         super().initialize(slots, row_ids)
 
-    def stage(self, slots: Int64s, gradients: Gradients, factors: Factors, steps: RowSteps) -> StagedStep:
+    def stage(self, gradients: Gradients, factors: Factors, table_step: int, row_steps: RowSteps | None) -> StagedStep:
         self._device.meet("stage")
-        return super().stage(slots, gradients, factors, steps)
+        return super().stage(gradients, factors, table_step, row_steps)
 
     def read(self, component: str, slots: Int64s) -> Float32s:
         self._device.meet("read")

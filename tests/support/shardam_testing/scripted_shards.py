@@ -6,11 +6,12 @@ import collections
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 
 from shardam._backoff import Deadline
 from shardam._endings import ends_client
@@ -67,7 +68,7 @@ Ending = tuple[int, str, list[int]]
 
 _RowChange = row_pb2.AssignRowsRequest | row_pb2.DeleteRowsRequest | row_pb2.ClearMomentsRequest
 _Change = embedding_pb2.PushRequest | embedding_pb2.CloseNumberRequest | _RowChange
-_Request = _Change | embedding_pb2.PullRequest | embedding_pb2.ArriveRequest
+_Request = _Change | embedding_pb2.PullRequest | embedding_pb2.PullChangedRequest | embedding_pb2.ArriveRequest
 _Context = grpc.ServicerContext
 
 
@@ -93,6 +94,10 @@ class ScriptedShard:
         seeded_last: last number in the checkpoint that it began with; whatever comes under one of these is a repeat.
         group: home and the other ranks, where the client is in a group.
         staged: the client's part of a step that is not decided.
+        cut_answer: makes the messages in which an answer on a stream comes.
+        change_number: changes applied, as answers say it.
+        pulls: the pulls themselves.
+        changed: ids whose rows have changed -> by which change; their values are negative.
     """
 
     index: int
@@ -132,6 +137,10 @@ class ScriptedShard:
     seeded_last: int = 0
     group: ScriptedGroup | None = None
     staged: StagedPart | None = None
+    cut_answer: Callable[[embedding_pb2.ExchangeResponse], list[embedding_pb2.ExchangeResponse]] = lambda answer: [answer]
+    change_number: int = 0
+    pulls: list[embedding_pb2.PullRequest] = dataclasses.field(default_factory=list)
+    changed: dict[int, int] = dataclasses.field(default_factory=dict)
     server: grpc.Server | None = None
     handlers: futures.ThreadPoolExecutor | None = None
 
@@ -187,6 +196,7 @@ class ScriptedShard:
             timeline=self.timeline,
             epoch=self.epoch,
             last_number=taken,
+            change_number=self.change_number,
         )
 
     def require_group(self) -> ScriptedGroup:
@@ -269,9 +279,13 @@ class ScriptedShard:
         match request:
             case embedding_pb2.PullRequest():
                 fault = self.enter("pull", request.header, request.row_ids)
-                rows = np.repeat(np.frombuffer(request.row_ids, "<i8").astype("<f4"), INFO.spec.dim)
+                self.pulls.append(request)
+                rows = self.weights(np.frombuffer(request.row_ids, "<i8"))
                 answer.pull.MergeFrom(embedding_pb2.PullResponse(sections=request.sections, rows=rows.tobytes()))
                 answer.pull.header.CopyFrom(self.header())
+            case embedding_pb2.PullChangedRequest():
+                fault = self.enter("pull_changed", request.header, request.row_ids)
+                self.answer_changed(request, answer.pull_changed)
             case embedding_pb2.PushRequest() if request.contribution:
                 fault = self.require_group().stage(self, request, answer.push)
             case embedding_pb2.ArriveRequest():
@@ -303,6 +317,24 @@ class ScriptedShard:
                 answer.clear_moments.num_cleared = 1
                 answer.clear_moments.repeated_number = repeated
         return answer, fault
+
+    def weights(self, row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Returns each row: its id, negative once it has changed, in all places."""
+        values = [-row_id if row_id in self.changed else row_id for row_id in row_ids.tolist()]
+        return np.repeat(np.array(values, "<f4"), INFO.spec.dim)
+
+    def answer_changed(self, request: embedding_pb2.PullChangedRequest, answer: embedding_pb2.PullChangedResponse) -> None:
+        """Answers with the rows that have changed since the request's change."""
+        row_ids = np.frombuffer(request.row_ids, "<i8")
+        is_changed = np.array([self.changed.get(row_id, 0) > request.change_number for row_id in row_ids.tolist()], bool)
+        start = 0
+        for section in request.sections:
+            count = int(is_changed[start : start + section.num_rows].sum())
+            answer.sections.add(table_id=section.table_id, num_rows=count, dtype=section.dtype)
+            start += section.num_rows
+        answer.header.CopyFrom(self.header())
+        answer.positions = np.flatnonzero(is_changed).astype("<u4").tobytes()
+        answer.rows = self.weights(row_ids[is_changed]).tobytes()
 
     def answer_unary(self, request: _Request, context: _Context) -> embedding_pb2.ExchangeResponse:
         """Answers a unary call, or fails it as told."""

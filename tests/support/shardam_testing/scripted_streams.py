@@ -25,6 +25,7 @@ Fault = ShardamError | str | threading.Event | None
 
 _Request = (
     embedding_pb2.PullRequest
+    | embedding_pb2.PullChangedRequest
     | embedding_pb2.ArriveRequest
     | embedding_pb2.PushRequest
     | embedding_pb2.CloseNumberRequest
@@ -71,7 +72,7 @@ class ScriptedStream:
             self._held.append(answer)
             return []
         held, self._held = self._held, []
-        return [answer, *held]
+        return [*self._shard.cut_answer(answer), *held]
 
     def _whole(self, push: embedding_pb2.PushRequest) -> embedding_pb2.PushRequest | None:
         """Returns a push once its last chunk is there."""

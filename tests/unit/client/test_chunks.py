@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shardam_testing.scripted_client import ScriptedClient, pushed, scripted_client
-from shardam_testing.scripted_shards import LOSE_ANSWER, SWALLOW
+from shardam_testing.scripted_shards import INFO, LOSE_ANSWER, SWALLOW
+from shardam_testing.waiting import wait_for
 
+import shardam
 from shardam._messages import Payload, PushPart
-from shardam.errors import QueueFull, RowLimit
+from shardam._parts import TableStepGradient, push_change
+from shardam._reads import read_weights
+from shardam.errors import BadOption, QueueFull, RowLimit, ShardNotReady
+from shardam_kernels.factors import AdamOptions
 from shardam_proto.v1 import common_pb2, embedding_pb2
 
 CHUNK = 4096
@@ -97,6 +102,43 @@ def test_an_unanswered_large_part_is_resent_over_the_same_stream() -> None:
         client.pusher.flush()
         assert client.shards[0].closed == pushed(1, 2)
         assert client.shards[0].num_chunks == 2 * NUM_CHUNKS
+
+
+def test_a_push_that_is_sent_on_after_its_caller_gave_up_keeps_the_gradient_as_it_was() -> None:
+    with scripted_client(1, shard_timeout_s=0.4, chunk_bytes=CHUNK) as client:
+        client.shards[0].faults.extend([ShardNotReady("not yet")] * 1000)
+        row_ids = client.ids_of(0, ROWS)
+        gradients = np.full((ROWS, DIM), 3.0, np.float32)
+        step = TableStepGradient("t", INFO.table_id, row_ids, gradients, AdamOptions())
+        with pytest.raises(ShardNotReady):
+            client.pusher.run(push_change([step], client.session.route_map))
+        gradients[:] = 7.0
+        client.shards[0].faults.clear()
+        wait_for("the push", lambda: client.shards[0].rows_of.get(1))
+        np.testing.assert_array_equal(np.frombuffer(client.shards[0].rows_of[1], "<f4"), np.full(ROWS * DIM, 3.0, np.float32))
+        client.pusher.flush()
+
+
+@pytest.mark.case("C090")
+@pytest.mark.parametrize("text", ["63", "4097", "0", "-64", "1e3", "1024.0", "", "large", "64 ", "٦٤", "9" * 30])
+def test_a_chunk_size_out_of_range_is_refused_when_a_cluster_is_opened(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDAM_CHUNK_KIB", text)
+    with pytest.raises(BadOption, match="SHARDAM_CHUNK_KIB must be a number of KiB from 64 to 4096, got"):
+        shardam.connect("redis://127.0.0.1:1/0", shard_timeout_s=0.1)
+
+
+@pytest.mark.parametrize("text", ["64", "256", "4096"])
+def test_the_chunk_size_is_a_setting_of_the_process_and_goes_with_pushes_and_pulls(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDAM_CHUNK_KIB", text)
+    chunk_bytes = int(text) * 1024
+    with scripted_client(1) as client:
+        num_rows = -(-3 * chunk_bytes // (8 + 4 * DIM))
+        client.pusher.run(client.push_of(client.ids_of(0, num_rows), 1.0, DIM))
+        assert client.shards[0].num_chunks == 4
+        read_weights(client.session, [(INFO, client.ids_of(0))])
+        assert [asked.chunk_bytes for asked in client.shards[0].pulls] == [chunk_bytes]
 
 
 @given(sizes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=0, max_size=6), chunk_bytes=st.integers(1, 200))

@@ -15,8 +15,11 @@ from shardam_testing.scripted_shards import INFO, scripted_session
 
 import shardam._reads
 from shardam._parts import TableStepGradient, push_change
+from shardam._push_checks import merged_gradient
 from shardam._reads import read_weights
 from shardam._split import positions_by_shard
+from shardam.errors import NonFiniteGradient
+from shardam_kernels import native
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.routing import RouteMap
 
@@ -54,6 +57,36 @@ def test_a_push_names_every_table_on_every_shard_and_each_set_of_options_once() 
         first = np.frombuffer(part.row_ids.read(0, 8 * sizes[0]), "<i8")
         gradients = np.frombuffer(part.rows.read(0, 8 * sizes[0]), "<f4").reshape(-1, 2)
         np.testing.assert_array_equal(gradients, rows[first])
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_push_whose_ids_lie_by_shard_holds_the_gradient_itself(num_shards: int) -> None:
+    distinct, _, _ = native.distinct_ids(np.arange(50, dtype=np.int64), num_shards)
+    gradients = np.ones((50, 2), np.float32)
+    change = push_change([TableStepGradient("a", 1, distinct, gradients, AdamOptions())], RouteMap(1, num_shards))
+    rows = [array for part in change.parts for array in part.rows.arrays]
+    assert all(np.shares_memory(array, gradients) for array in rows)
+    assert sum(array.nbytes for array in rows) == gradients.nbytes
+
+
+def test_a_gradient_that_names_each_id_once_is_not_copied_and_one_that_does_not_is_summed() -> None:
+    gradients = np.arange(6, dtype=np.float32).reshape(3, 2)
+    once = merged_gradient(INFO, np.array([5, 3, 9]), gradients, AdamOptions(), 2.0)
+    assert once.gradients is gradients
+    twice = merged_gradient(INFO, np.array([5, 3, 5]), gradients, AdamOptions(), 2.0)
+    assert (twice.row_ids.tolist(), twice.gradients.tolist()) == ([5, 3], [[4.0, 6.0], [2.0, 3.0]])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 2.0**64, -(2.0**64)])
+def test_a_gradient_that_shards_would_refuse_is_refused_whether_ids_are_named_once_or_not(value: float) -> None:
+    gradients = np.array([[0.0, 1.0], [0.0, value]], np.float32)
+    for row_ids in ([5, 3], [3, 3]):
+        with pytest.raises(NonFiniteGradient, match=r"ids \[3\]"):
+            merged_gradient(INFO, np.array(row_ids), gradients, AdamOptions(), 1.0)
+    large = np.full((1, 2), 2.0**63, np.float32)  # accepted, but only once it was looked at closely
+    assert merged_gradient(INFO, np.array([4]), large, AdamOptions(), 1.0).gradients.tolist() == large.tolist()
+    with pytest.raises(NonFiniteGradient):
+        merged_gradient(INFO, np.array([4]), large, AdamOptions(), 0.25)
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])

@@ -34,6 +34,7 @@ def test_all_lists_the_public_names() -> None:
         "TableInfo",
         "TableStats",
         "Rows",
+        "PendingPull",
         "PushResult",
         "ExportReport",
         "ImportReport",

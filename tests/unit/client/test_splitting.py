@@ -167,6 +167,7 @@ def test_a_contribution_that_no_longer_fits_is_refused_for_all_members(monkeypat
     change.fit(RouteMap(2, 1))
     assert change.turn(0) is Turn.ARRIVE
     (message,) = change.messages(0, Turn.ARRIVE, embedding_pb2.ArriveRequest().header)
+    assert isinstance(message, embedding_pb2.ExchangeRequest)
     assert message.arrive.refusal.reason == "MESSAGE_TOO_LARGE"
 
 

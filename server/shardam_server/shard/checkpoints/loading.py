@@ -24,8 +24,9 @@ from shardam_server.shard.clients import ClientEntry
 from shardam_server.shard.groups.entries import GroupEntry
 from shardam_server.shard.journal.base_file import client_entry, group_entry
 from shardam_server.shard.journal.replay import ArrayReader
+from shardam_server.shard.row_counters import RowCounters
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.storage import MakeRecords, RowCounters
+from shardam_server.shard.storage import MakeRecords
 from shardam_server.shard.table import Table, table_from_info
 
 _DEVIATIONS = 4

@@ -28,9 +28,10 @@ from shardam_server.shard.journal.journal_file import JournalFile
 from shardam_server.shard.journal.reader import check_header, read_header
 from shardam_server.shard.journal.replay import ArrayReader, decode_origin, read_sections
 from shardam_server.shard.option_messages import decode_options
+from shardam_server.shard.row_counters import RowCounters
 from shardam_server.shard.snapshots import Snapshot
 from shardam_server.shard.state import ShardState
-from shardam_server.shard.storage import MakeRecords, RowCounters
+from shardam_server.shard.storage import MakeRecords
 from shardam_server.shard.table import Table, table_from_info
 
 
