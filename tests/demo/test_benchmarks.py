@@ -12,12 +12,23 @@ import pytest
 from shardam_testing.processes import clean_environment
 
 SERVICE = ("pull-tcp", "push-tcp", "pull-rpc", "push-rpc", "pull-redis", "push-redis", "pull-grpc", "push-grpc", "small")
-TRAIN = ("train-16-1", "bound-16-1")
+TRAIN = ("train-16-1", "exact-16")
 """Local training in two threads would wait for cores that other tests have."""
 
 SCALE = ("rows-pull", "uniform-push", "memory", "tables-pull", "tables-push", "workers", "shards")
 
 ROOT = Path(__file__).resolve().parents[2]
+
+WAITS = f"""
+import sys
+import threading
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+from frame import Benchmark, Pair, main
+wait = lambda: threading.Event().wait(0.001)
+sys.exit(main([Benchmark("waits", "1/s", "waiting", 0.0, lambda smoke: Pair(1, wait, wait))], sys.argv[1:]))
+"""
+"""A benchmark of no time."""
+
 KEYS = {"name", "value", "unit", "peer", "peer_value", "ratio", "goal", "spread"}
 
 
@@ -75,12 +86,14 @@ def test_what_growth_costs_is_said_for_every_point_with_its_exponent() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_several_runs_print_the_median_one_of_each_figure() -> None:
-    result = run("kernels.py", "--smoke", "--json", "--runs", "3", "gather-1")
+def test_several_runs_print_the_median_one_of_each_figure(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS, encoding="utf-8")
+    result = run(str(tmp_path / "waits.py"), "--smoke", "--json", "--runs", "3", "--check")
     assert result.returncode == 0, result.stderr
     (figure,) = figures(result.stdout.splitlines())
     assert set(figure) == KEYS
     assert result.stderr.count("varied by") == 3  # each run has said how quiet it was
+    assert "medians of 3 runs" in result.stderr
 
 
 @pytest.mark.timeout(600)
