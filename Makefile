@@ -1,7 +1,7 @@
 # What people and CI run. ARGS reaches the command: `make demo ARGS="--epochs 1"`, `make test ARGS="unit parity"`.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test chaos fuzz lint proto cases constraints package-test bench clean
+.PHONY: help setup demo test matrix chaos fuzz lint proto cases constraints package-test bench clean
 
 BIN := .venv/bin
 # protoc finds its plugins on PATH.
@@ -19,6 +19,9 @@ demo: setup ## trains the demo model on a cluster of its own, beside a local bas
 test: setup ## runs all tests, or the stages named in ARGS
 	@scripts/system.sh tests || { [ "$$CI" != true ] && echo "going on without: the tests that need it will be skipped"; }
 	@$(BIN)/python scripts/run_tests.py $(ARGS)
+
+matrix: setup ## runs all tests, or the stages named in ARGS, for 1 and 4 threads and chunks of 64 KiB to 4 MiB
+	@$(BIN)/python scripts/run_matrix.py $(ARGS)
 
 SECONDS ?= 60
 SEED ?= 1
@@ -46,8 +49,11 @@ constraints: setup ## writes constraints.txt anew from pyproject.toml, keeping p
 package-test: setup ## builds sdist and wheel in a temporary folder, checks what they hold, runs the demo from the wheel
 	$(WITH_VENV) $(BIN)/python scripts/check_package.py
 
-bench: setup ## measures the kernels beside their peers and compares with the goals (wants an idle machine)
-	$(BIN)/python benchmarks/kernels.py --check $(ARGS)
+BENCHMARKS := kernels service train scale
+bench: setup ## measures kernels, service, train and scale beside their peers and compares with the goals (wants an idle machine)
+	@status=0; for name in $(BENCHMARKS); do \
+	  echo "benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py --check $(ARGS) || status=1; \
+	done; exit $$status
 
 clean: ## removes build results and caches, keeps .venv
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

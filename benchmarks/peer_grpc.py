@@ -60,7 +60,8 @@ class GrpcLane:
         for method in (PULL, PUSH):
             requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
             self._queues[method] = requests
-            self._answers[method] = self._channel.stream_stream(method)(iter(requests.get, None))
+            exchange: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(method)
+            self._answers[method] = exchange(iter(requests.get, None))
 
     def send_pull(self, row_ids: Int64s) -> None:
         self._queues[PULL].put(row_ids.tobytes())

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import redis
@@ -56,7 +57,7 @@ class RedisLane:
     """A connection of redis-py; commands are pipelined, two at a time as on the other lanes."""
 
     def __init__(self, port: int, num_rows: int, dim: int) -> None:
-        client = redis.Redis(port=port, socket_timeout=STOP_S)
+        client: Any = redis.Redis(port=port, socket_timeout=STOP_S)
         deadline = time.monotonic() + START_S
         while True:
             try:
@@ -67,7 +68,7 @@ class RedisLane:
                     raise
                 time.sleep(ASK_AGAIN_S)
         self._client = client
-        self._connection = client.connection_pool.get_connection()
+        self._connection: Any = client.connection_pool.get_connection()
         self._dim = dim
         self._waiting: collections.deque[str] = collections.deque()
         values = np.full((LOADED_AT_ONCE, dim), 0.1, np.float32)

@@ -2,10 +2,12 @@
 
 Usage: python benchmarks/scale.py [--full] [--rows N] [--json] [--smoke] [--check] [--rounds N] [--runs N] [NAME ...]
 
-Needs the built package, on Linux. Dim 16, float32, both moments; ids are distinct and drawn uniformly, so that the larger a
-table, the more of its rows are in no cache. The client runs on the first core that this process may use, one shard on the last.
+Needs the built package, on Linux. Dim 16, float32, both moments. The client runs on the first core that this process may use,
+one shard on the last. A call names each id once, so that its rows are those that travel.
 
-- rows-pull, rows-push: 16,384 ids a call, from tables of 100,000 to --rows rows.
+- rows-pull, rows-push: 16,384 ids a call, drawn by Zipf with exponent 1.05, from tables of 100,000 to --rows rows.
+- uniform-pull, uniform-push: the same with ids drawn uniformly: the larger the table, the more of them are in no cache and in
+  no page that the processor knows the address of. Without a goal: a table of 100,000 such rows lies in the cache as a whole.
 - tables-pull, tables-push: 524,288 ids a call from 1 to 1,000 tables of 1M rows together, in one request.
 - memory: resident bytes of a row of the largest table, beside its record and 32 bytes.
 - workers: steps (a pull and a push of 2,048 Zipf ids) of 1 to 4 processes that share one shard and a core. Without a goal.
@@ -26,7 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from batches import Float32s, Int64s, gradients
+from batches import Float32s, Int64s, distinct_batches, gradients
 from curves import Curve, Point, measure_curve
 from frame import EXIT_MET, Figure, Measured, judge, parse, parser_of, repeat, show
 from processes import CORES, SERVER_CORE, WORKER_CORE, LineProcess, Shards, running_shards
@@ -122,16 +124,6 @@ class Cycle:
             self._next += 1
 
 
-def distinct_batches(num_rows: int, count: int, num_batches: int) -> list[Int64s]:
-    """Returns distinct ids of 0 to num_rows - 1, drawn uniformly, in no order."""
-    rng = np.random.default_rng(num_rows)
-    found = []
-    for _ in range(num_batches):
-        drawn = np.unique(rng.integers(0, num_rows, 2 * count))
-        found.append(rng.permutation(drawn)[:count])
-    return found
-
-
 class Axes:
     """What is measured; servers are stopped by the stack."""
 
@@ -165,7 +157,7 @@ class Axes:
                 self._resident = before, self.client.shards.resident_bytes()
         return self._by_rows
 
-    def rows(self, _: bool, *, push: bool) -> list[Point]:
+    def rows(self, _: bool, *, push: bool, uniform: bool) -> list[Point]:
         values = gradients(self._batch, DIM)
         return [
             Point(
@@ -173,7 +165,7 @@ class Axes:
                 self._batch * self._calls,
                 Cycle(
                     functools.partial(table.push, gradients=values, options=OPTIONS) if push else table.pull,
-                    distinct_batches(num_rows, self._batch, self._calls),
+                    distinct_batches(num_rows, self._batch, self._calls, uniform=uniform),
                     self._calls,
                 ),
                 self.client.kernel_s,
@@ -209,7 +201,7 @@ class Axes:
         cluster = self.client.cluster
         points = []
         for count, tables in self._fill_tables().items():
-            (row_ids,) = distinct_batches(num_rows // count, num_ids // count, 1)
+            (row_ids,) = distinct_batches(num_rows // count, num_ids // count, 1, uniform=True)
             parts = [(table, row_ids, values[: row_ids.size]) for table in tables]
             work = functools.partial(push_all if push else pull_all, cluster, parts)
             points.append(Point(count, row_ids.size * count, work, self.client.kernel_s))
@@ -240,7 +232,7 @@ class Axes:
     def shards(self, _: bool) -> list[Point]:
         values = gradients(self._batch, DIM)
         num_rows = SMOKE_FEWEST_ROWS if self._smoke else FEWEST_ROWS
-        batches = distinct_batches(num_rows, self._batch, self._calls)
+        batches = distinct_batches(num_rows, self._batch, self._calls, uniform=True)
         points = []
         for count in steps_to(1, self._ends.shards, 2):
             client = self._connect(count, CORES)
@@ -272,15 +264,22 @@ def push_all(cluster: shardam.Cluster, parts: Sequence[Part]) -> None:
 
 
 def curves(axes: Axes) -> list[Curve]:
-    found = [
-        Curve(f"{name}-{kind}", name, GROWTH_GOAL, functools.partial(make, push=kind == "push"))
-        for name, make in (("rows", axes.rows), ("tables", axes.tables))
-        for kind in ("pull", "push")
-    ]
+    zipf, uniform = (functools.partial(axes.rows, uniform=uniform) for uniform in (False, True))
+    found = []
+    for name, axis, goal, make in (
+        ("rows", "rows", GROWTH_GOAL, zipf),
+        ("uniform", "rows", NO_GOAL, uniform),
+        ("tables", "tables", GROWTH_GOAL, axes.tables),
+    ):
+        found.append(Curve(f"{name}-pull", axis, goal, functools.partial(make, push=False)))
+        found.append(Curve(f"{name}-push", axis, goal, functools.partial(make, push=True)))
     return [*found, Curve("workers", "workers", NO_GOAL, axes.workers), Curve("shards", "shards", NO_GOAL, axes.shards)]
 
 
-NAMES = ("rows-pull", "rows-push", "memory", "tables-pull", "tables-push", "workers", "shards")
+NAMES = (
+    *("rows-pull", "rows-push", "uniform-pull", "uniform-push", "memory"),
+    *("tables-pull", "tables-push", "workers", "shards"),
+)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -42,8 +42,6 @@ from processes import SERVER_CORE, WORKER_CORE, Shards, running_peer, running_sh
 import shardam
 from shardam._calls import StreamCall
 from shardam._pull_plan import PullQuestion, ShardRead
-from shardam._reads import PendingRead, read_weights_later
-from shardam_kernels import native
 
 if TYPE_CHECKING:
     from peer_rpc import RpcLane
@@ -81,41 +79,37 @@ FILLED_AT_ONCE = 50_000
 
 
 class OurLane:
-    """Our client: distinct rows travel. Each push has a thread, which waits until it is applied."""
+    """Our client: distinct rows travel. A push has a thread, which waits for its answer."""
 
-    def __init__(self, shards: Shards, num_rows: int, batch: int) -> None:
+    def __init__(self, shards: Shards, num_rows: int) -> None:
         self.cluster = shardam.connect(shards.redis_url, cluster=shards.cluster)
         self.table = self.cluster.create_table(shardam.TableSpec("rows", DIM, num_embeddings=num_rows))
-        self._pulls: collections.deque[tuple[PendingRead, Int64s]] = collections.deque()
-        self._waiting: collections.deque[Future[object]] = collections.deque()
+        self._pulls: collections.deque[shardam.PendingPull] = collections.deque()
+        self._pushes: collections.deque[Future[shardam.PushResult]] = collections.deque()
         self._pool = ThreadPoolExecutor(IN_FLIGHT)
-        self._buffers = itertools.cycle([np.empty((batch, DIM), np.float32) for _ in range(IN_FLIGHT)])
         ones = np.ones((FILLED_AT_ONCE, DIM), np.float32)
         for start in range(0, num_rows, FILLED_AT_ONCE):
             ids = np.arange(start, min(start + FILLED_AT_ONCE, num_rows))
             self.table.push(ids, ones[: ids.size], OPTIONS)
 
     def send_pull(self, row_ids: Int64s) -> None:
-        distinct, places, _ = native.distinct_ids(row_ids, self.cluster.num_shards)
-        read = read_weights_later(self.cluster._ready_to_read(), [(self.table.info(), distinct)])  # as a module's forward does
-        self._pulls.append((read, places))
+        self._pulls.append(self.table.pull_async(row_ids))
+
+    def take_pull(self) -> Float32s:
+        return self._pulls.popleft().result()
 
     def send_push(self, row_ids: Int64s, gradients: Float32s) -> None:
-        self._waiting.append(self._pool.submit(self.table.push, row_ids, gradients, OPTIONS))
+        self._pushes.append(self._pool.submit(self.table.push, row_ids, gradients, OPTIONS))
 
-    def take_pull(self) -> object:
-        read, places = self._pulls.popleft()
-        (rows,) = read.result()
-        return rows.take(places, axis=0, out=next(self._buffers), mode="clip")  # unlike "raise", needs no copy of out
-
-    def take_push(self) -> object:
-        return self._waiting.popleft().result()
+    def take_push(self) -> shardam.PushResult:
+        return self._pushes.popleft().result()
 
     def ask_nothing(self) -> None:
-        """Sends an empty message over the stream and waits for its answer."""
+        """Sends a pull of no rows over the stream, as others are sent, and waits for its answer."""
         session = self.cluster._ready_to_read()
         link = session.shards.links[0]
-        session.answer(StreamCall(link, PullQuestion(ShardRead(link), 0), 0, session.timings))
+        call = StreamCall(link, PullQuestion(ShardRead(link), session.options.chunk_bytes), 0, session.timings)
+        session.answer(call)
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -151,7 +145,7 @@ class Lanes:
         match name:
             case "ours":
                 shards = self._stack.enter_context(running_shards(flags=self._flags))
-                return OurLane(shards, self._num_rows, batch)
+                return OurLane(shards, self._num_rows)
             case "redis":
                 port = self._stack.enter_context(running_valkey(SERVER_CORE))
                 return RedisLane(port, self._num_rows, DIM)

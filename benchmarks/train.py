@@ -54,8 +54,9 @@ class Trainers:
     def pair(self, smoke: bool, *, dim: int, ours: str, peer: str, peer_threads: int = 1) -> Pair:
         """Returns two kinds of trainers; ours has one thread."""
         steps, batch = (SMOKE_STEPS, SMOKE_BATCH) if smoke else (STEPS, BATCH)
-        processes = [self._process(kind, dim, threads, smoke) for kind, threads in ((ours, 1), (peer, peer_threads))]
-        return Pair(steps * batch, *(functools.partial(process.ask, f"run {steps}") for process in processes))
+        our_process, peer_process = self._process(ours, dim, 1, smoke), self._process(peer, dim, peer_threads, smoke)
+        command = f"run {steps}"
+        return Pair(steps * batch, lambda: our_process.ask(command), lambda: peer_process.ask(command))
 
     def _process(self, kind: str, dim: int, threads: int, smoke: bool) -> LineProcess:
         key = kind, dim, threads

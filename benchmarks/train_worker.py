@@ -79,14 +79,14 @@ class Trainer:
 
 def local_rows(sizes: Sequence[int], dim: int) -> tuple[Callable[[Batch], Rows], list[torch.optim.Optimizer]]:
     """Returns rows in this process."""
-    modules = nn.ModuleList(nn.Embedding(size, dim, sparse=True) for size in sizes)
+    modules = [nn.Embedding(size, dim, sparse=True) for size in sizes]
     for module in modules:
         nn.init.normal_(module.weight, std=0.01)
 
     def look_up(batch: Batch) -> Rows:
         return [module(ids) for module, ids in zip(modules, batch.row_ids, strict=True)]
 
-    return look_up, [torch.optim.SparseAdam(list(modules.parameters()), lr=LR)]
+    return look_up, [torch.optim.SparseAdam([module.weight for module in modules], lr=LR)]
 
 
 def fixed_rows(sizes: Sequence[int], dim: int, batch: int) -> tuple[Callable[[Batch], Rows], list[torch.optim.Optimizer]]:

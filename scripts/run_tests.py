@@ -112,12 +112,19 @@ STAGES = (
     Stage("demo", 150, "demo", PARALLEL),
     Stage("deploy", 120, "deploy"),  # serial: a whole stack of processes at a time
     Stage("durability", 180, "durability"),  # serial: its threads and small disks should not wait for another file's
-    # Serial from here on: they kill processes and measure who notices.
-    Stage("fault", 180, "fault", exclude=("test_exactly_once*.py", "test_group_*.py", "test_up_*.py", "test_checkpoint_*.py")),
-    Stage("checkpoint-faults", 180, "fault", pattern="test_checkpoint_*.py"),
-    Stage("group-faults", 180, "fault", pattern="test_group_*.py"),
-    Stage("up-faults", 120, "fault", pattern="test_up_*.py"),
-    Stage("exactly-once", 180, "fault", pattern="test_exactly_once*.py"),
+    # Two files at a time though they kill processes and see who notices: these wait more than they compute, and no deadline is
+    # shorter than ten times what it takes.
+    Stage(
+        "fault",
+        150,
+        "fault",
+        PARALLEL,
+        exclude=("test_exactly_once*.py", "test_group_*.py", "test_up_*.py", "test_checkpoint_*.py"),
+    ),
+    Stage("checkpoint-faults", 150, "fault", PARALLEL, pattern="test_checkpoint_*.py"),
+    Stage("group-faults", 150, "fault", PARALLEL, pattern="test_group_*.py"),
+    Stage("up-faults", 90, "fault", PARALLEL, pattern="test_up_*.py"),
+    Stage("exactly-once", 120, "fault", PARALLEL, pattern="test_exactly_once*.py"),
     Stage("browser", 90, "browser"),  # serial: one browser at a time is all that two cores carry
 )
 

@@ -18,6 +18,8 @@ from shardam._shards import Shards
 from shardam_proto.limits import MAX_MESSAGE_BYTES
 from shardam_proto.v1 import common_pb2
 
+__all__ = ["PendingRead", "Versions", "read_changed", "read_weights", "read_weights_later"]
+
 
 def read_weights(session: Session, wanted: Wanted, *, training: bool = False) -> list[Float32s]:
     """Reads weights of any number of tables, one message per shard where the answer fits one.

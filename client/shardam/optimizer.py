@@ -38,7 +38,8 @@ class SparseAdam(Optimizer):
     A table's gradient is what backward has recorded for its modules since zero_grad, merged over all of their uses; a table
     without a gradient does not step. step() queues the push and returns: an error is raised by the next step, pull or
     synchronize. A gradient is pushed once: a second step() without a backward pushes and counts nothing, where torch would
-    apply it again. Clip with `torch.nn.utils.clip_grad_norm_(sparse.parameters(), ...)`; torch.amp.GradScaler works as with
+    apply it again. What was queued is sent from the memory of `.grad`, without a copy: after step() read it, write nothing.
+    Clip with `torch.nn.utils.clip_grad_norm_(sparse.parameters(), ...)`; torch.amp.GradScaler works as with
     torch's own optimizers. state_dict() has the hyper-parameters; moments live on the shards.
 
     In a group (a cluster of mode "sync" or "bounded:N") the other workers count on this one, so each step() sends exactly one

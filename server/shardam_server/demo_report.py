@@ -112,9 +112,10 @@ class StepTimes:
     total_s: Mapping[str, float]
 
     def lines(self) -> Iterator[str]:
-        """Yields a line for each phase."""
-        for phase, total_s in self.total_s.items():
-            yield f"  {phase:10}{1000 * total_s / self.steps:8.2f} ms"
+        """Yields the phases, two a line."""
+        cells = [f"{phase:10}{1000 * total_s / self.steps:8.2f} ms" for phase, total_s in self.total_s.items()]
+        for first in range(0, len(cells), 2):
+            yield "  " + "     ".join(cells[first : first + 2])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -162,6 +162,11 @@ class StateSettings(CommonSettings):
     max_parked: Annotated[int, Field(ge=1, le=2**20)] = Field(
         1024, description="requests on streams that may wait for something; one more is refused"
     )
+    keep_free_mib: Annotated[int, Field(ge=0, le=1024)] = Field(
+        128,
+        description="MiB of freed memory that a shard keeps for its next messages instead of giving it back to the system; "
+        "0 = as the C library does by itself, which is slower for messages of some MB",
+    )
     max_clients: Annotated[int, Field(ge=1, le=2**24)] = Field(
         65_536, description="clients that a shard remembers; closed ones are forgotten first"
     )

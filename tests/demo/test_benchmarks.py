@@ -11,7 +11,24 @@ from pathlib import Path
 import pytest
 from shardam_testing.processes import clean_environment
 
+SERVICE = ("pull-tcp", "push-tcp", "pull-rpc", "push-rpc", "pull-redis", "push-redis", "pull-grpc", "push-grpc", "small")
+TRAIN = ("train-16-1", "exact-16")
+"""Local training in two threads would wait for cores that other tests have."""
+
+SCALE = ("rows-pull", "uniform-push", "memory", "tables-pull", "tables-push", "workers", "shards")
+
 ROOT = Path(__file__).resolve().parents[2]
+
+WAITS = f"""
+import sys
+import threading
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+from frame import Benchmark, Pair, main
+wait = lambda: threading.Event().wait(0.001)
+sys.exit(main([Benchmark("waits", "1/s", "waiting", 0.0, lambda smoke: Pair(1, wait, wait))], sys.argv[1:]))
+"""
+"""A benchmark of no time."""
+
 KEYS = {"name", "value", "unit", "peer", "peer_value", "ratio", "goal", "spread"}
 
 
@@ -37,6 +54,8 @@ def figures(lines: Sequence[str]) -> list[dict[str, object]]:
         ("kernels.py", (), {"update-1", "update-2", "gather-1", "gather-2"}),
         ("checkpoint.py", (), {"push-p99", "write", "restore", "journal"}),
         ("gpu_shard.py", ("--device", "interpret"), {"gpu-shard-push", "gpu-shard-pull"}),
+        ("service.py", SERVICE, set(SERVICE)),
+        ("train.py", TRAIN, set(TRAIN)),
     ],
 )
 def test_a_smoke_run_prints_one_json_object_a_figure(script: str, arguments: tuple[str, ...], names: set[str]) -> None:
@@ -46,6 +65,35 @@ def test_a_smoke_run_prints_one_json_object_a_figure(script: str, arguments: tup
     assert {figure["name"] for figure in printed} == names
     assert all(set(figure) == KEYS for figure in printed)
     assert all(isinstance(figure["ratio"], float) and figure["ratio"] > 0 for figure in printed)
+
+
+@pytest.mark.timeout(600)
+def test_what_growth_costs_is_said_for_every_point_with_its_exponent() -> None:
+    result = run("scale.py", "--smoke", "--json", *SCALE)
+    assert result.returncode == 0, result.stderr
+    printed = {figure.pop("name"): figure for figure in figures(result.stdout.splitlines())}
+    assert set(printed) == set(SCALE)
+    assert all(set(figure) == KEYS - {"name"} | {"details"} for figure in printed.values())
+    details = {name: figure["details"] for name, figure in printed.items()}
+    for name in set(SCALE) - {"memory"}:
+        found = details[name]
+        assert isinstance(found, dict)
+        assert {"exponent", "ns_per_row"} <= set(found)
+        assert len(found["ns_per_row"]) == 2
+    memory = details["memory"]
+    assert isinstance(memory, dict)
+    assert memory["rows"] == 2_000
+
+
+@pytest.mark.timeout(600)
+def test_several_runs_print_the_median_one_of_each_figure(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS, encoding="utf-8")
+    result = run(str(tmp_path / "waits.py"), "--smoke", "--json", "--runs", "3", "--check")
+    assert result.returncode == 0, result.stderr
+    (figure,) = figures(result.stdout.splitlines())
+    assert set(figure) == KEYS
+    assert result.stderr.count("varied by") == 3  # each run has said how quiet it was
+    assert "medians of 3 runs" in result.stderr
 
 
 @pytest.mark.timeout(600)

@@ -6,6 +6,7 @@ import concurrent.futures
 import itertools
 import threading
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import pytest
@@ -56,11 +57,11 @@ class Trainee:
 
     def step(self, batch: torch.Tensor) -> float:
         found = self.collection({"rows": batch, "bags": batch})
-        loss = loss_of(found["rows"], found["bags"])  # type: ignore[arg-type]  # neither has offsets
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = loss_of(cast(torch.Tensor, found["rows"]), cast(torch.Tensor, found["bags"]))
+        loss.backward()
         self.sparse.step()
         self.sparse.zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
 
 def assert_equal(found: Rows, expected: Rows) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
+import orjson
 import pytest
 from shardam_testing.admin import AdminProcess, raw_cluster, running_admin
 from shardam_testing.processes import Shards, running_shards, running_valkey
@@ -24,6 +25,11 @@ from shardam_proto.schema import TableSpec
 MAX_PAGE_ROWS = 1000
 WIDE_DIM = 8192
 WIDE_ROWS = 600
+
+MOST_IDS = 100_000
+"""In one batchGet: an answer of 20 MB."""
+
+BATCH_DIM = 16
 
 LONGEST_ANSWER_S = 2.0
 """Ten times the 0.2 s within which health should answer; a response that blocks the event loop takes longer."""
@@ -82,6 +88,36 @@ def walk(admin: AdminProcess, table: str) -> list[int]:
             if end[1] is None:
                 return pages
             cursor = end[1].decode()
+
+
+def test_health_answers_while_a_hundred_thousand_rows_are_encoded(tmp_path: Path) -> None:
+    with (
+        running_shards(tmp_path, 1) as shards,
+        running_admin(shards.valkey.url, tmp_path, max_batch_ids=str(MOST_IDS)) as admin,
+        admin.client() as client,
+    ):
+        with raw_cluster(shards.view()) as grpc:
+            grpc.create(TableSpec("many", BATCH_DIM))
+        body = orjson.dumps({"ids": [str(row_id) for row_id in range(MOST_IDS)]})
+        sizes: list[tuple[int, int]] = []
+
+        def get() -> None:
+            headers = {"Content-Type": "application/json"}
+            with admin.client() as other:
+                response = other.post("/v1/tables/many/rows:batchGet", content=body, headers=headers, timeout=HANG_S)
+                sizes.append((response.status_code, response.content.count(b'"found":')))
+
+        batch = threading.Thread(target=get)
+        batch.start()
+        begun = time.perf_counter()
+        longest_s, num_answers = 0.0, 0
+        while batch.is_alive():
+            started = time.perf_counter()
+            assert client.get("/healthz").status_code == 200
+            longest_s, num_answers = max(longest_s, time.perf_counter() - started), num_answers + 1
+        assert sizes == [(200, MOST_IDS)]
+        assert num_answers > 10
+        assert longest_s < (time.perf_counter() - begun) / 4  # most of the time goes into the encoding
 
 
 @pytest.mark.case("C130")

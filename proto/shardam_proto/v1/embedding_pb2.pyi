@@ -136,7 +136,9 @@ class PullRequest(_message.Message):
     PADDING_FIELD_NUMBER: _builtins.int
     ROW_IDS_FIELD_NUMBER: _builtins.int
     chunk_bytes: _builtins.int
-    """Bytes of rows that one message of the answer holds at most, on a stream. Zero: the answer is one message."""
+    """Bytes of rows that one message of the answer holds at most, or else one row, on a stream: 65,536 to 4,194,304. Zero: the
+    answer is one message.
+    """
     row_ids: _builtins.bytes
     """Ids as little-endian int64, all sections after each other; duplicates allowed."""
     @_builtins.property

@@ -32,13 +32,14 @@ class Laps:
         start: when the first began, by time.perf_counter().
 
     Attributes:
+        start: when it began.
         seconds: of each phase so far.
     """
 
-    __slots__ = ("_last", "seconds")
+    __slots__ = ("_last", "seconds", "start")
 
     def __init__(self, start: float) -> None:
-        self._last = start
+        self.start = self._last = start
         self.seconds: dict[str, float] = {}
 
     def end(self, phase: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from shardam_server.demo_processes import Child, Exited, Happening, Line, child_environment
-from shardam_server.demo_report import DataSummary, DemoReport, EpochResult, MovedRow, Training
+from shardam_server.demo_report import DataSummary, DemoReport, EpochResult, MovedRow, StepTimes, Training
 from shardam_server.demo_rest import RowState, row_url
 
 
@@ -140,3 +140,8 @@ def test_a_child_that_does_not_listen_is_killed() -> None:
     assert happenings.get(timeout=60) == Line("child", "up")
     child.stop(0.4)
     assert happenings.get(timeout=60) == Exited("child", -9)
+
+
+def test_the_phases_of_a_step_stand_two_a_line_in_milliseconds() -> None:
+    times = StepTimes(steps=10, total_s={"unique": 0.01, "wire": 0.25, "step": 1.0})
+    assert list(times.lines()) == ["  unique        1.00 ms     wire         25.00 ms", "  step        100.00 ms"]

@@ -47,5 +47,5 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
         with pytest.raises(IndexError, match=f"place {place} is none of the 2 rows of out"):
             native.sum_places(gradients, np.array([0, place, 0]), out)
     with pytest.raises(TypeError):
-        native.sum_places(gradients.astype(np.float64), places, out)  # type: ignore[arg-type]
+        native.sum_places(gradients.astype(np.float64), places, out)
     assert (out == 1).all()

@@ -56,11 +56,11 @@ def test_every_setting_of_the_state_reaches_the_shards(monkeypatch: pytest.Monke
     monkeypatch.setenv("SHARDAM_DATA_DIR", "/elsewhere")
     monkeypatch.setenv("SHARDAM_MAX_CLIENTS", "7")
     given = ["--journal", "fsync", "--on-journal-full", "refuse", "--journal-limit-mib", "9", "--client-lease-s", "2.5"]
-    given += ["--max-queue-mib", "3", "--max-reserved-mib", "4", "--max-parked", "5"]
+    given += ["--max-queue-mib", "3", "--max-reserved-mib", "4", "--max-parked", "5", "--keep-free-mib", "6"]
     shard = shard_settings(*given)
     assert (shard.data_dir, shard.journal, shard.on_journal_full) == (Path("/elsewhere"), "fsync", "refuse")
     assert (shard.journal_limit_mib, shard.client_lease_s, shard.max_queue_mib) == (9, 2.5, 3)
-    assert (shard.max_reserved_mib, shard.max_parked, shard.max_clients) == (4, 5, 7)
+    assert (shard.max_reserved_mib, shard.max_parked, shard.max_clients, shard.keep_free_mib) == (4, 5, 7, 6)
 
 
 def test_without_a_folder_the_shards_are_told_so_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,8 +219,8 @@ class ExchangeStream:
 
     def _send(self, asked: Asked, response: embedding_pb2.ExchangeResponse | RowAnswer) -> None:
         """Sends an answer, which says how long it took."""
-        seconds = time.perf_counter() - asked.arrived
-        shard_ns, kernel_ns = int(1e9 * seconds), asked.laps.kernel_ns
+        now = time.perf_counter()
+        shard_ns, kernel_ns = int(1e9 * (now - asked.laps.start)), asked.laps.kernel_ns
         if isinstance(response, RowAnswer):
             response.note_times(shard_ns, kernel_ns)
             messages = response.messages
@@ -229,7 +229,7 @@ class ExchangeStream:
                 response.push.header.shard_ns, response.push.header.kernel_ns = shard_ns, kernel_ns
                 asked.laps.end("settle")
             messages = [response.SerializeToString()]
-        self._shard.metrics.observe(METHOD_OF_KIND.get(asked.kind, asked.kind), seconds)
+        self._shard.metrics.observe(METHOD_OF_KIND.get(asked.kind, asked.kind), now - asked.arrived)
         self._answers.put(asked, messages, measured=asked.kind in MEASURED_KINDS)
 
     def _send_refusal(self, asked: Asked, failure: BaseException) -> None:

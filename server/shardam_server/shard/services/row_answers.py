@@ -73,7 +73,7 @@ class RowAnswer:
         chunk_bytes: bytes of rows that one message holds at most, or else one row; zero: one message holds all.
 
     Attributes:
-        messages: what to send, in this order, once rows are in.
+        messages: what to send, in this order, once rows and times are in.
         places: where they belong.
 
     Raises:
@@ -95,14 +95,12 @@ class RowAnswer:
                 end = at + FLOAT_BYTES * (stop - start) * dim
                 self.places.append(Place(section, start, stop, rows[at:end].view(np.float32).reshape(stop - start, dim)))
                 at = end
-        self.note_times(0, 0)
 
     def note_times(self, shard_ns: int, kernel_ns: int) -> None:
-        """Writes how long the answer took into its header; before it is sent."""
-        for place, (tag, value) in enumerate(zip(_TIME_TAGS, (shard_ns, kernel_ns), strict=True)):
-            start = place * (1 + _TIME_BYTES)
-            encoded = tag + wire.fixed_varint(value, _TIME_BYTES)
-            self._times[start : start + len(encoded)] = np.frombuffer(encoded, np.uint8)
+        """Writes how long the answer took into its header, without which it is no message."""
+        times = zip(_TIME_TAGS, (shard_ns, kernel_ns), strict=True)
+        encoded = b"".join(tag + wire.fixed_varint(value, _TIME_BYTES) for tag, value in times)
+        self._times[:] = np.frombuffer(encoded, np.uint8)
 
     def _add_message(self, index: int, num_chunks: int, num_bytes: int) -> Uint8s:
         """Lays the next message out and returns the place of its rows."""

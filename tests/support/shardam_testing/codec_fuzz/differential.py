@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError, Message
 
+from shardam._answers import Piece, read_answer
 from shardam_proto import wire
 from shardam_proto.v1 import embedding_pb2
 
@@ -30,6 +31,39 @@ def check_reading(data: bytes, envelope_type: type[Message]) -> bool:
     expected = getattr(whole, kind)
     expected.ClearField("padding")
     assert message.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
+    return True
+
+
+def check_answer(data: bytes) -> bool:
+    """Compares how clients read an ExchangeResponse with protobuf.
+
+    Returns:
+        Whether there is one.
+
+    Raises:
+        AssertionError: they read another one, or one where there is none.
+    """
+    try:
+        whole = embedding_pb2.ExchangeResponse.FromString(data)
+    except DecodeError:
+        whole = None
+    try:
+        answer = read_answer(data)
+    except DecodeError:
+        answer = None
+    if whole is None or answer is None:
+        assert whole is answer, "one of both reads an answer"
+        return False
+    assert answer.request_id == whole.request_id
+    kind = whole.WhichOneof("response")
+    if not isinstance(answer, Piece):
+        assert kind not in ("pull", "pull_changed")
+        assert answer == whole
+        return True
+    expected = getattr(whole, kind or "")
+    assert bytes(answer.rows) == expected.rows
+    assert bytes(answer.positions) == getattr(expected, "positions", b"")
+    assert (answer.head.header, list(answer.head.sections)) == (expected.header, list(expected.sections))
     return True
 
 

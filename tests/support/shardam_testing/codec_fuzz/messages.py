@@ -16,7 +16,7 @@ from shardam_testing.raw_client import OPTIONS, id_bytes
 BUDGET_S = 30.0
 """No answer of these tests takes a hundredth of this."""
 
-KINDS = ("pull", "push", "chunk", "close_number", "assign_rows", "delete_rows", "clear_moments", "arrive")
+KINDS = ("pull", "pull_changed", "push", "chunk", "close_number", "assign_rows", "delete_rows", "clear_moments", "arrive")
 """What a plan may ask for: the fields of ExchangeRequest, and a push that is one chunk of several."""
 
 MESSAGE_OF_KIND = {

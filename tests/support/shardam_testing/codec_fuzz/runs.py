@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardam_proto import wire
 from shardam_proto.v1 import common_pb2, embedding_pb2
-from shardam_testing.codec_fuzz.differential import check_reading
+from shardam_testing.codec_fuzz.differential import check_answer, check_reading
 from shardam_testing.codec_fuzz.messages import PLANS, NoShard, Plan, build, lay_out, second_half
 from shardam_testing.codec_fuzz.mutations import MUTATIONS, Mutation, mutate
 from shardam_testing.codec_fuzz.twins import DIMS, Twins, twins
@@ -110,6 +110,7 @@ def read_answer(drawn: Answer, request_id: int, mutations: tuple[Mutation, ...])
     data = answer_bytes(drawn, request_id)
     for mutation in mutations:
         data = mutate(data, mutation)
+    check_answer(data)
     return check_reading(data, embedding_pb2.ExchangeResponse)
 
 

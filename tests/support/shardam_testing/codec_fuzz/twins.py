@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from unittest import mock
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from shardam_proto.v1 import common_pb2, embedding_pb2
+from shardam_server.shard.services import exchange_messages
 from shardam_testing.codec_fuzz.byte_stream import ByteStream, byte_stream
 from shardam_testing.held_shard import HeldShard, held_shard
 from shardam_testing.raw_client import RawClient
@@ -163,7 +165,11 @@ def _twin(incarnation: int | None) -> Iterator[Twin]:
 
 @contextlib.contextmanager
 def twins() -> Iterator[Twins]:
-    """Runs two shards that differ in nothing that a client sees."""
-    with _twin(None) as one, _twin(one.client.entry.incarnation) as other:
+    """Runs two shards that differ in nothing that a client sees, and that take small messages apart as they do large ones."""
+    with (
+        mock.patch.object(exchange_messages, "SPLIT_BYTES", 0),
+        _twin(None) as one,
+        _twin(one.client.entry.incarnation) as other,
+    ):
         other.client._request_ids = one.client._request_ids
         yield Twins(one, other)

@@ -1,0 +1,108 @@
+"""What a worker copies: a push's rows once into their message, and a pull's into its result only if they come in pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from shardam_testing.allocations import peak_of
+
+from shardam._answers import Piece, read_answer
+from shardam._messages import Payload, PushPart
+from shardam._pull_plan import TableRead
+from shardam._values import TableInfo
+from shardam_proto import wire
+from shardam_proto.schema import TableSpec
+from shardam_proto.v1 import common_pb2, embedding_pb2
+
+DIM = 64
+NUM_ROWS = 2**20 // DIM
+"""A million floats."""
+
+PAYLOAD = NUM_ROWS * (8 + 4 * DIM)
+
+SMALL = 100_000
+"""Bytes of objects that are no payload: a fortieth of it."""
+
+CHUNKS = [64 * 1024, 2**20, 4 * 2**20]
+
+
+def part() -> PushPart:
+    section = common_pb2.Section(table_id=1, num_rows=NUM_ROWS, dtype=common_pb2.DTYPE_FLOAT32)
+    row_ids, rows = np.arange(NUM_ROWS), np.ones((NUM_ROWS, DIM), np.float32)
+    return PushPart([common_pb2.AdamOptions(lr=0.1)], [section], Payload([row_ids]), Payload([rows]))
+
+
+def header() -> common_pb2.RequestHeader:
+    return common_pb2.RequestHeader(client_id=b"c" * 16, number=7, request_id=300, budget_s=30.0)
+
+
+@pytest.mark.case("C089")
+@pytest.mark.parametrize("chunk_bytes", CHUNKS)
+def test_a_million_floats_travel_as_they_are_with_less_than_two_percent_beside_them(chunk_bytes: int) -> None:
+    messages = list(part().messages(header(), chunk_bytes))
+    assert len(messages) == -(-PAYLOAD // chunk_bytes)
+    assert PAYLOAD < sum(map(len, messages)) < 1.02 * PAYLOAD
+    pushes = [embedding_pb2.ExchangeRequest.FromString(message).push for message in messages]
+    assert b"".join(push.row_ids for push in pushes) == np.arange(NUM_ROWS, dtype="<i8").tobytes()
+    assert b"".join(push.rows for push in pushes) == np.ones(NUM_ROWS * DIM, "<f4").tobytes()
+
+
+@pytest.mark.parametrize("chunk_bytes", CHUNKS)
+def test_a_push_is_copied_once_into_messages_of_which_one_at_a_time_is_in_memory(chunk_bytes: int) -> None:
+    whole = part()
+
+    def send() -> None:
+        for message in whole.messages(header(), chunk_bytes):
+            del message
+
+    peak, _ = peak_of(send)
+    assert peak < min(chunk_bytes, PAYLOAD) + SMALL
+
+
+def answer(start: int, stop: int, index: int, num_chunks: int) -> bytes:
+    """One message of the answer to a pull of all rows."""
+    head = embedding_pb2.PullResponse(header=common_pb2.ResponseHeader(chunk_index=index, num_chunks=num_chunks))
+    rows = np.arange(start * DIM, stop * DIM, dtype="<f4").tobytes()
+    kind = embedding_pb2.ExchangeResponse.PULL_FIELD_NUMBER
+    frame = wire.frame(kind, head.SerializeToString(), (0, len(rows)), request_id=300)
+    return frame.prefixes[0] + rows
+
+
+def read(data: bytes) -> Piece:
+    piece = read_answer(data)
+    assert isinstance(piece, Piece)
+    return piece
+
+
+def table_read() -> TableRead:
+    table = TableRead(TableInfo(TableSpec("t", DIM), table_id=1, table_seed=1), np.arange(NUM_ROWS), num_shards=1)
+    table.num_spans = 1
+    return table
+
+
+def test_rows_that_come_in_one_message_are_the_result_without_a_copy() -> None:
+    data, table = answer(0, NUM_ROWS, 0, 1), table_read()
+
+    def take() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        table.put(0, read(data).rows)
+        return table.result()
+
+    peak, result = peak_of(take)
+    assert peak < SMALL
+    assert result.shape == (NUM_ROWS, DIM)
+    assert result.flags.writeable
+    assert (result.ravel() == np.arange(NUM_ROWS * DIM)).all()
+
+
+def test_rows_that_come_in_chunks_are_copied_once_into_the_result() -> None:
+    half, table = NUM_ROWS // 2, table_read()
+    messages = [answer(0, half, 0, 2), answer(half, NUM_ROWS, 1, 2)]
+
+    def take() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        for index, message in enumerate(messages):
+            table.put(index * half * 4 * DIM, read(message).rows)
+        return table.result()
+
+    peak, result = peak_of(take)
+    assert peak < 4 * NUM_ROWS * DIM + SMALL
+    assert (result.ravel() == np.arange(NUM_ROWS * DIM)).all()
