@@ -148,9 +148,7 @@ class _ActiveRows:
             self._rows[cluster] = kept if new is None else (*kept, new)
 
     def of(self, cluster: Cluster) -> list[ForeseenRows]:
-        """Returns those that a forward of now may take, the latest batch first: under no_grad, those of a prefetch that was begun
-        under no_grad.
-        """
+        """Returns those that a forward of now may take, the latest batch first: under no_grad, those of a prefetch begun so."""
         found = self._rows.get(cluster)
         if not found:
             return []
