@@ -67,6 +67,7 @@ class TableGradient:
         proxy: stands for the rows; its storage is one zero, its `.grad` is float32 [U, dim].
         row_ids: int64 [U] on the CPU, distinct; None: no gradient since the last clear.
         pushed: the gradient has been pushed; the next backward starts a new one.
+        num_steps: how often that was.
     """
 
     def __init__(self, info: TableInfo) -> None:
@@ -75,6 +76,7 @@ class TableGradient:
         self.proxy = nn.Parameter(torch.empty(0, info.spec.dim))
         self.row_ids: torch.Tensor | None = None
         self.pushed = False
+        self.num_steps = 0
         self._kept: list[weakref.ref[KeptRows]] = []
         self._owners: weakref.WeakSet[SparseAdam] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -114,6 +116,7 @@ class TableGradient:
         """Notes that the gradient is used: it is not pushed again, and the next backward starts a new one."""
         with self._lock:
             self.pushed = True
+            self.num_steps += 1
 
     def clear(self) -> None:
         """Forgets the gradient, pushed or not."""
