@@ -45,7 +45,7 @@ def prefetch(
     Under no_grad it does so only if the iteration was begun under no_grad, so that an evaluation within a training loop reads
     what is on the shards.
 
-    In async mode without `exact` a forward sees rows that are up to `depth` of this worker's steps old, and pulls what is older:
+    In async mode without `exact` a forward sees rows that are up to `depth` of this worker's steps old, and pulls older ones:
     results differ from training without prefetch, in every run a little. With `exact` a forward asks for the rows that have
     changed since they were pulled, and results are those without prefetch, to the bit; it then waits for the shards, but for
     fewer bytes. In a group prefetch is always exact, and the group's waiting is that of the forward: pulling ahead waits for
