@@ -140,8 +140,8 @@ class TableGradient:
         if was_written:
             raise BadOption(
                 f"table {self.info.name!r}: the gradient in sparse.parameters() was written to after step(), which sends it "
-                "from there: what was pushed may be the old values or the new. Clip and scale before step(), and drop gradients "
-                "with sparse.zero_grad()",
+                "from there: what was pushed may be the old values or the new. Clip and scale before step(), and drop "
+                "gradients with sparse.zero_grad()",
                 metadata={"table": self.info.name},
             )
 
