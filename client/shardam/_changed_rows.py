@@ -14,8 +14,6 @@ from shardam._shards import Shards
 from shardam_proto.errors import ShardUnreachable
 from shardam_proto.v1 import common_pb2, embedding_pb2
 
-POSITION_BYTES = 4
-
 
 @dataclasses.dataclass(frozen=True)
 class ShardVersion:

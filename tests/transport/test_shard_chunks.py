@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,24 +16,6 @@ from shardam_proto.v1 import common_pb2, embedding_pb2
 
 SIZES = [1, 3, 8, 11, 64, 10_000]
 """Bytes of a chunk: single ones, off every boundary, on one, and more than there are."""
-
-
-@pytest.fixture
-def shard() -> Iterator[HeldShard]:
-    with held_shard() as shard:
-        yield shard
-
-
-@pytest.fixture
-def client(shard: HeldShard) -> Iterator[RawClient]:
-    with shard.client() as client:
-        yield client
-
-
-@pytest.fixture
-def stream(client: RawClient) -> Iterator[RawStream]:
-    with raw_stream(client.channel) as stream:
-        yield stream
 
 
 def reason_of(action: Callable[[], object]) -> str:

@@ -9,25 +9,13 @@ import pytest
 from shardam_testing.codec_fuzz.byte_stream import ByteStream, byte_stream
 from shardam_testing.codec_fuzz.messages import lay_out
 from shardam_testing.codec_fuzz.runs import run_shards
-from shardam_testing.held_shard import HeldShard, held_shard
+from shardam_testing.held_shard import HeldShard
 from shardam_testing.raw_client import RawClient, id_bytes
 
 from shardam_proto.v1 import common_pb2, embedding_pb2
 
 NUM_EXAMPLES = 100
 """Streams of up to four messages; `make fuzz` has more."""
-
-
-@pytest.fixture
-def shard() -> Iterator[HeldShard]:
-    with held_shard() as shard:
-        yield shard
-
-
-@pytest.fixture
-def client(shard: HeldShard) -> Iterator[RawClient]:
-    with shard.client() as client:
-        yield client
 
 
 @pytest.fixture

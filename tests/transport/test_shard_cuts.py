@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from shardam_testing.cutting_proxy import cutting_proxy
-from shardam_testing.held_shard import HeldShard, held_shard
+from shardam_testing.held_shard import HeldShard
 from shardam_testing.processes import running_shards
 from shardam_testing.raw_client import RawClient, id_bytes, raw_client
 from shardam_testing.raw_stream import chunks_of, raw_stream
@@ -47,12 +47,6 @@ def send_chunked(channel: grpc.Channel, push: embedding_pb2.PushRequest) -> embe
         for chunk in chunks_of(push, 10_000):
             stream.send(chunk)
         return stream.answer(push.header.request_id).push
-
-
-@pytest.fixture
-def shard() -> Iterator[HeldShard]:
-    with held_shard() as shard:
-        yield shard
 
 
 @pytest.mark.case("C105")

@@ -19,24 +19,6 @@ from shardam_proto.errors import ShardamError
 from shardam_proto.v1 import common_pb2, embedding_pb2, row_pb2, shard_pb2
 
 
-@pytest.fixture
-def shard() -> Iterator[HeldShard]:
-    with held_shard() as shard:
-        yield shard
-
-
-@pytest.fixture
-def client(shard: HeldShard) -> Iterator[RawClient]:
-    with shard.client() as client:
-        yield client
-
-
-@pytest.fixture
-def stream(client: RawClient) -> Iterator[RawStream]:
-    with raw_stream(client.channel) as stream:
-        yield stream
-
-
 def reason_of(action: Callable[[], object]) -> str:
     with pytest.raises(ShardamError) as error:
         action()

@@ -19,7 +19,7 @@ from shardam_testing.held_group import (
     unary_push,
     without_gradient,
 )
-from shardam_testing.held_shard import HeldShard, held_shard
+from shardam_testing.held_shard import HeldShard
 from shardam_testing.raw_client import RawClient, id_bytes
 from shardam_testing.raw_stream import RawStream, Request, chunks_of, raw_stream
 
@@ -27,12 +27,6 @@ from shardam_proto.v1 import embedding_pb2, group_pb2, row_pb2
 from shardam_server.shard.groups.values import GroupTerms
 
 SYNC = GroupTerms("sync", 2, reduce="sum")
-
-
-@pytest.fixture
-def shard() -> Iterator[HeldShard]:
-    with held_shard() as shard:
-        yield shard
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from shardam_testing.held_shard import HeldShard, held_shard
+from shardam_testing.held_shard import HeldShard
 from shardam_testing.raw_client import RawClient, id_bytes
 from shardam_testing.raw_stream import raw_stream
 from shardam_testing.waiting import wait_for
@@ -24,18 +24,6 @@ from shardam_server.shard.phases import PUSH_PHASES, READ_PHASES
 DIM = 16
 NUM_ROWS = 2000
 """Rows of 64 bytes: an answer of two chunks of the smallest size, and requests that are split."""
-
-
-@pytest.fixture
-def shard() -> Iterator[HeldShard]:
-    with held_shard() as shard:
-        yield shard
-
-
-@pytest.fixture
-def client(shard: HeldShard) -> Iterator[RawClient]:
-    with shard.client() as client:
-        yield client
 
 
 class BytesStream:

@@ -32,12 +32,6 @@ SYNC = GroupTerms("sync", 2, reduce="sum")
 
 
 @pytest.fixture
-def shard() -> Iterator[HeldShard]:
-    with held_shard() as shard:
-        yield shard
-
-
-@pytest.fixture
 def first(shard: HeldShard) -> Iterator[RawClient]:
     with shard.client() as client:
         yield client

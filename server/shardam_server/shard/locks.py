@@ -28,16 +28,6 @@ class ReadWriteLock:
         finally:
             self.leave()
 
-    @contextlib.contextmanager
-    def try_read(self) -> Iterator[bool]:
-        """Holds the lock with other readers and yields True, or yields False at once where a writer has it or waits for it."""
-        free = self.enter_at_once()
-        try:
-            yield free
-        finally:
-            if free:
-                self.leave()
-
     def enter_at_once(self) -> bool:
         """Takes the lock with other readers, until `leave`; False: a writer has it or waits for it."""
         with self._condition:
