@@ -18,6 +18,7 @@ constexpr std::int64_t kLanes = kLineBytes / sizeof(float);
 constexpr std::int64_t kChunk = 32;      // rows whose records and gradients are found before the first of them is updated
 constexpr std::int64_t kColumns = 512;   // of a row at a time, so that what is made of them fits the stack
 constexpr std::int64_t kAhead = 4096;    // bytes of records that are prefetched, about what a core keeps in flight ...
+constexpr int kLocality = 2;  // L2: the gradients of a chunk of rows are more than L1 holds beside its records
 constexpr std::int64_t kMaxAhead = 16;   // (at most kChunk) ... but no more rows
 constexpr std::int64_t kLeastBytes = 1 << 15;  // of records, of a part: to update them takes about as long as waking a thread
 
@@ -220,17 +221,27 @@ std::int64_t update_tile_decayed(const AdamJob& job, const Tile& tile, std::int6
 SHARDAM_CLONES void merge_tile(const StepGradients& step, std::int64_t first_row, float* sums, Tile& tile) {
   for (std::int64_t row = 0; row < tile.num_rows; ++row) {
     tile.gradients[row] = merge_row<true>(step, first_row + row, tile.column, tile.size, sums + row * tile.size);
-    prefetch(reinterpret_cast<const std::byte*>(tile.gradients[row]), tile.size * std::int64_t{sizeof(float)});
   }
 }
 
-// Finds the records of rows first .. end - 1, and prefetches what is noted of them.
+// Prefetches all gradients of rows first .. end - 1, which were last seen when they were checked.
+void prefetch_gradients(const StepGradients& step, std::int64_t first, std::int64_t end) {
+  const std::int64_t size = std::min(step.dim, kColumns);
+  for (std::int64_t row = first; row < end; ++row) {
+    for (std::int64_t i = step.first == nullptr ? row : step.first[row]; i >= 0; i = step.next == nullptr ? -1 : step.next[i]) {
+      const float* gradient = step.gradients + i * step.dim;
+      for (std::int64_t at = 0; at < size; at += kLanes) __builtin_prefetch(gradient + at, 0, kLocality);
+    }
+  }
+}
+
+// Finds the records of rows first .. end - 1, and prefetches what belongs to them elsewhere.
 void find_records(const AdamJob& job, std::int64_t first, std::int64_t end, std::byte** records) {
   for (std::int64_t row = first; row < end; ++row) {
-    std::byte* record = job.arena.record(job.slots[row]);
-    records[row - first] = record;
+    records[row - first] = job.arena.record(job.slots[row]);
     if (job.touches != nullptr) __builtin_prefetch(job.touches + job.slots[row], 1);
   }
+  prefetch_gradients(job.gradients, first, end);
 }
 
 // Updates rows first .. end - 1; returns how many weights were saturated.

@@ -8,7 +8,7 @@ namespace shardam {
 class ZeroedMemory {
  public:
   ZeroedMemory() = default;
-  // Zeroed, 64-byte aligned. large_pages asks the system for 2 MiB pages where the size allows them: quicker at random
+  // Zeroed, 64-byte aligned, on a large page's boundary from that size on. large_pages asks the system for 2 MiB pages where the size allows them: quicker at random
   // access, but a touch makes the whole page resident. Throws std::bad_alloc.
   ZeroedMemory(std::size_t size_bytes, bool large_pages);
   ~ZeroedMemory();
@@ -19,6 +19,8 @@ class ZeroedMemory {
   T* as() const {
     return static_cast<T*>(data_);
   }
+  // Asks the system for large pages from now on, for what is resident, too.
+  void use_large_pages();
   std::size_t size_bytes() const { return size_bytes_; }
 
  private:
