@@ -49,7 +49,7 @@ class AnyCall(Protocol[AnswerT]):
 
     @property
     def step(self) -> int:
-        """Step of the client's group that it waits for; 0: it waits for no member."""
+        """Step of the client's group for which it waits; 0: it waits for nothing."""
         ...
 
     def make(self, timeout_s: float) -> AnswerT:
@@ -78,7 +78,7 @@ class ShardCall(Generic[RequestT, ResponseT]):
 
     @property
     def step(self) -> int:
-        """0: no unary call waits for members."""
+        """0: it waits for nothing; reads that have to are in _unary_reads.py."""
         return 0
 
     def make(self, timeout_s: float) -> ResponseT:
@@ -116,7 +116,7 @@ class StreamCall:
     Args:
         link: the shard.
         question: what is asked.
-        step: of the client's group, if it is a read of training.
+        step: of the client's group, if the read waits for it.
         timings: where its times are counted.
     """
 

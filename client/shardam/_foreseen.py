@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from shardam._arrays import Float32s, Int64s
+from shardam._forks import FORKS
 from shardam._gradient import TableGradient
 from shardam._reads import PendingRead, Versions, read_changed, read_weights, read_weights_later
 from shardam._uses import TableIds, places_among
 from shardam.cluster import Cluster
-from shardam_proto.errors import ShardamError
+from shardam_proto.errors import ShardamError, ShardUnreachable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,11 +41,13 @@ class _ForeseenTable:
     """One table's rows of one batch.
 
     Args:
+        gradient: the table's gradient.
         ids: as the batch has them; copied, since the batch is the program's.
         num_shards: by which the distinct ones are put in order.
     """
 
-    def __init__(self, ids: TableIds, num_shards: int) -> None:
+    def __init__(self, gradient: TableGradient, ids: TableIds, num_shards: int) -> None:
+        self.pulled_at = gradient.num_steps
         self.ids = ids.copy()
         self.distinct, self.places = ids.distinct(num_shards)
         self.is_taken = False
@@ -57,6 +60,8 @@ class ForeseenRows:
         cluster: the cluster.
         ids: of each table, as the batch has them.
         exact: forwards bring the rows up to date. In a group they always do: a step's rows are those after the step before.
+        max_steps: steps of a table after which rows that are not brought up to date are too old to be taken: a batch may be
+            trained on more than once, and a loop that was left may still be alive.
 
     Attributes:
         cluster: the cluster.
@@ -64,12 +69,15 @@ class ForeseenRows:
         grad_enabled: whether forwards with gradients take them, or those without.
     """
 
-    def __init__(self, cluster: Cluster, ids: dict[TableGradient, TableIds], *, exact: bool) -> None:
+    def __init__(self, cluster: Cluster, ids: dict[TableGradient, TableIds], *, exact: bool, max_steps: int) -> None:
         self.exact = exact or cluster.mode != "async"
+        self._max_steps = max_steps
         self.session = cluster._session
         self.grad_enabled = torch.is_grad_enabled()
         self.cluster = cluster
-        self._tables = {gradient: _ForeseenTable(of_table, cluster._num_shards_known) for gradient, of_table in ids.items()}
+        self._tables = {
+            gradient: _ForeseenTable(gradient, of_table, cluster._num_shards_known) for gradient, of_table in ids.items()
+        }
         self._places = {gradient: place for place, gradient in enumerate(self._tables)}
         self._read: Future[tuple[list[Float32s], Versions]] = Future()
 
@@ -89,9 +97,14 @@ class ForeseenRows:
         else:
             self._read.set_result((rows, pending.versions))
 
+    def give_up(self) -> None:
+        """Has whoever waits for the rows pull them: the loop has ended."""
+        self._read.set_exception(ShardUnreachable("the prefetch ended before it pulled these rows"))
+
     def has(self, gradient: TableGradient) -> bool:
-        """True: rows of the table are here."""
-        return gradient in self._tables
+        """True: rows of the table are here, and not too old."""
+        table = self._tables.get(gradient)
+        return table is not None and (self.exact or gradient.num_steps - table.pulled_at <= self._max_steps)
 
     def distinct_of(self, gradient: TableGradient, ids: TableIds) -> tuple[Int64s, Int64s] | None:
         """Returns distinct ids and places, if these ids are those of the batch."""
@@ -124,19 +137,24 @@ class _ActiveRows:
         self._rows: weakref.WeakKeyDictionary[Cluster, tuple[ForeseenRows, ...]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
+    def _begin_anew(self) -> None:
+        self._lock = threading.Lock()
+
     def replace(self, cluster: Cluster, old: ForeseenRows | None, new: ForeseenRows | None) -> None:
         with self._lock:
+            if cluster not in self._rows:
+                FORKS.add_heir(self)
             kept = tuple(rows for rows in self._rows.get(cluster, ()) if rows is not old)
             self._rows[cluster] = kept if new is None else (*kept, new)
 
     def of(self, cluster: Cluster) -> list[ForeseenRows]:
-        """Returns those that a forward of now may take: under no_grad, those of a prefetch that was begun under no_grad."""
+        """Returns those that a forward of now may take, the latest batch first: under no_grad, those of a prefetch begun so."""
         found = self._rows.get(cluster)
         if not found:
             return []
         client = cluster._client
         session, grad_enabled = None if client is None else client[0], torch.is_grad_enabled()
-        return [rows for rows in found if rows.session is session and rows.grad_enabled == grad_enabled]
+        return [rows for rows in reversed(found) if rows.session is session and rows.grad_enabled == grad_enabled]
 
 
 _ACTIVE = _ActiveRows()

@@ -67,6 +67,7 @@ class TableGradient:
         proxy: stands for the rows; its storage is one zero, its `.grad` is float32 [U, dim].
         row_ids: int64 [U] on the CPU, distinct; None: no gradient since the last clear.
         pushed: the gradient has been pushed; the next backward starts a new one.
+        num_steps: how often that was.
     """
 
     def __init__(self, info: TableInfo) -> None:
@@ -75,6 +76,9 @@ class TableGradient:
         self.proxy = nn.Parameter(torch.empty(0, info.spec.dim))
         self.row_ids: torch.Tensor | None = None
         self.pushed = False
+        self.num_steps = 0
+        self._sent_from: tuple[int, int] | None = None
+        self._was_written = False
         self._kept: list[weakref.ref[KeptRows]] = []
         self._owners: weakref.WeakSet[SparseAdam] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -100,6 +104,7 @@ class TableGradient:
                         "sparse.zero_grad()"
                     )
                 row_ids, gradient = _merge(self.row_ids, self.proxy.grad, row_ids, gradient)
+            self._note_writes()
             self.proxy.grad = None
             self.proxy.data = gradient.new_zeros(()).expand(gradient.shape)
             self.proxy.grad, self.row_ids, self.pushed = gradient, row_ids, False
@@ -114,10 +119,43 @@ class TableGradient:
         """Notes that the gradient is used: it is not pushed again, and the next backward starts a new one."""
         with self._lock:
             self.pushed = True
+            self.num_steps += 1
+            if self.proxy.grad is not None:
+                self._sent_from = self.proxy.grad.data_ptr(), self.proxy.grad._version
+
+    def check_pushed(self, *, applied: bool) -> None:
+        """Complains, once, of a pushed gradient that was written to: its push is sent, and sent again, from the same memory.
+
+        Args:
+            applied: what has been pushed is applied; whatever is done to its gradient from now on is all right.
+
+        Raises:
+            BadOption: it was.
+        """
+        with self._lock:
+            self._note_writes()
+            was_written, self._was_written = self._was_written, False
+            if applied:
+                self._sent_from = None
+        if was_written:
+            raise BadOption(
+                f"table {self.info.name!r}: the gradient in sparse.parameters() was written to after step(), which sends it "
+                "from there: what was pushed may be the old values or the new. Clip and scale before step(), and drop "
+                "gradients with sparse.zero_grad()",
+                metadata={"table": self.info.name},
+            )
+
+    def _note_writes(self) -> None:
+        grad = self.proxy.grad
+        if self.pushed and grad is not None and self._sent_from is not None:
+            memory, version = self._sent_from
+            if grad.data_ptr() == memory and grad._version > version:
+                self._sent_from, self._was_written = None, True
 
     def clear(self) -> None:
         """Forgets the gradient, pushed or not."""
         with self._lock:
+            self._note_writes()
             self.proxy.grad, self.row_ids, self.pushed = None, None, False
 
     def keep(self, row_ids: Int64s, rows: torch.Tensor) -> KeptRows:

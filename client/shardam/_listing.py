@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 
-from shardam._calls import ShardCall
 from shardam._link import ShardLink
 from shardam._parts import options_value
 from shardam._session import Session
+from shardam._unary_reads import unary_read
 from shardam._values import TableInfo, TableStats
 from shardam_proto.errors import UnknownTable
 from shardam_proto.schema import TableSpec
@@ -34,7 +34,7 @@ def listed(session: Session, link: ShardLink, names: Sequence[str] = ()) -> Iter
     after_name = ""
     while True:
         request = table_pb2.ListTablesRequest(names=names, page_size=PAGE_SIZE, after_name=after_name)
-        answer = session.answer(ShardCall(link, lambda target: target.tables.ListTables, request))
+        answer = session.answer(unary_read(session, link, lambda target: target.tables.ListTables, request))
         yield from answer.tables
         after_name = answer.next_after_name
         if not after_name:

@@ -57,6 +57,17 @@ class Membership:
             self.step = change.step + 1
 
 
+def step_of_read(session: Session, *, training: bool = False) -> int:
+    """Returns the step that a read of a client carries; 0: it waits for nothing.
+
+    In a sync group every read carries one: the step before is decided, and this client knows it, but it was home that said so,
+    and another shard may have yet to be told. A read waits there for home alone, never for other members. In a bounded group
+    only a read of training waits, and for members.
+    """
+    membership = session.membership
+    return membership.step if membership is not None and (training or membership.options.is_sync) else 0
+
+
 def join(session: Session, options: GroupOptions, deadline: Deadline) -> Membership:
     """Joins a group on home, which tells every shard.
 

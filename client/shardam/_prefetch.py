@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,10 +45,11 @@ def prefetch(
     Under no_grad it does so only if the iteration was begun under no_grad, so that an evaluation within a training loop reads
     what is on the shards.
 
-    In async mode without `exact` a forward sees rows that are up to `depth` of this worker's steps old: results differ from
-    training without prefetch, in every run a little. With `exact` a forward asks for the rows that have changed since they were
-    pulled, and results are those without prefetch, to the bit; it then waits for the shards, but for fewer bytes. In a group
-    prefetch is always exact, and the group's waiting is that of the forward: pulling ahead waits for nobody.
+    In async mode without `exact` a forward sees rows that are up to `depth` of this worker's steps old, and pulls older ones:
+    results differ from training without prefetch, in every run a little. With `exact` a forward asks for the rows that have
+    changed since they were pulled, and results are those without prefetch, to the bit; it then waits for the shards, but for
+    fewer bytes. In a group prefetch is always exact, and the group's waiting is that of the forward: pulling ahead waits for
+    nobody.
 
     Args:
         loader: any iterable of batches, such as a DataLoader. It runs in this thread, `depth` batches ahead; what it raises is
@@ -141,7 +143,7 @@ class Prefetch(Generic[BatchT]):
         foreseen = []
         for cluster, tables in uses.items():
             ids = {gradient: TableIds.of(those) for gradient, those in tables.items()}
-            rows = ForeseenRows(cluster, ids, exact=self._exact)
+            rows = ForeseenRows(cluster, ids, exact=self._exact, max_steps=self._depth)
             puller.start(rows)
             foreseen.append(rows)
         return foreseen
@@ -191,22 +193,31 @@ class _Puller:
     """A thread that pulls one batch's rows after the other; a context manager that does not wait for what is under way."""
 
     def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[ForeseenRows | None] = queue.SimpleQueue()
         self._ended = False
 
     def __enter__(self) -> _Puller:
-        threading.Thread(target=self._run, name="shardam-prefetch", daemon=True).start()
+        self._begin()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended = True
         self._tasks.put(None)
 
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._tasks: queue.SimpleQueue[ForeseenRows | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, args=(self._tasks,), name="shardam-prefetch", daemon=True).start()
+
     def start(self, rows: ForeseenRows) -> None:
         """Has rows pulled after those before."""
+        if os.getpid() != self._pid:  # a forked child goes on with a copy of the loop, and without its thread
+            self._begin()
         self._tasks.put(rows)
 
-    def _run(self) -> None:
-        while (rows := self._tasks.get()) is not None and not self._ended:
-            rows.pull()
+    def _run(self, tasks: queue.SimpleQueue[ForeseenRows | None]) -> None:
+        while (rows := tasks.get()) is not None:
+            if self._ended:
+                rows.give_up()  # another thread may wait for them in a forward
+            else:
+                rows.pull()
             del rows  # an idle thread keeps no rows alive

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from shardam._arrays import Float32s
 from shardam._calls import Question, StreamCall
 from shardam._changed_rows import ChangedQuestion, ShardVersion, Versions, are_current, oldest
+from shardam._membership import step_of_read
 from shardam._pull_plan import PullQuestion, ShardRead, TableRead, Wanted, plan_reads
 from shardam._session import Session
 from shardam._shards import Shards
@@ -27,8 +28,8 @@ def read_weights(session: Session, wanted: Wanted, *, training: bool = False) ->
     Args:
         session: the client.
         wanted: tables and ids, int64 [N], duplicates allowed.
-        training: True: a gradient of what is read will be pushed, so a member of a group waits: in sync until the step before
-            is applied, in bounded mode until no member is too far behind.
+        training: True: a gradient of what is read will be pushed, so a member of a bounded group waits until no other is too
+            far behind. In a sync group any read waits until each shard has applied what this client knows to be decided.
 
     Returns:
         float32 [N, dim] for each, writable.
@@ -45,7 +46,7 @@ def read_weights_later(session: Session, wanted: Wanted, *, training: bool = Fal
     Raises:
         ShardamError: the client has ended.
     """
-    return PendingRead(session, wanted, _step_of(session, training))
+    return PendingRead(session, wanted, step_of_read(session, training=training))
 
 
 class PendingRead:
@@ -113,7 +114,7 @@ def read_changed(
     Raises:
         ShardamError: as Session.answer.
     """
-    step = _step_of(session, training)
+    step = step_of_read(session, training=training)
     num_changed = session.ask(functools.partial(_replace_changed, session, wanted, versions, rows, step))
     if num_changed is not None:
         return num_changed
@@ -142,10 +143,6 @@ def _replace_changed(
         if not now.same_state(version) or now.change_number < version.change_number:
             return None
     return sum(question.num_changed for question in questions)
-
-
-def _step_of(session: Session, training: bool) -> int:
-    return session.membership.step if training and session.membership is not None else 0
 
 
 def _split(shards: Shards, wanted: Wanted) -> tuple[list[TableRead], list[ShardRead]]:

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardam._arrays import Float32s, Int64s, to_wire
-from shardam._calls import AnswerT, AnyCall, ShardCall
+from shardam._calls import AnswerT, AnyCall
 from shardam._session import Session
 from shardam._shards import Shards, ShardsMoved
 from shardam._split import HEADER_BYTES, positions_by_shard
+from shardam._unary_reads import unary_read
 from shardam._values import Rows, TableInfo
 from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_SCAN_ROWS
 from shardam_proto.routing import scan_keys
@@ -46,7 +47,7 @@ def _read_rows(session: Session, shards: Shards, info: TableInfo, row_ids: Int64
         for start in range(0, positions.size, limit):
             place = positions[start : start + limit]
             request = row_pb2.ReadRowsRequest(table_id=info.table_id, include_optimizer=True, row_ids=to_wire(row_ids[place]))
-            calls.append(ShardCall(link, lambda link: link.rows.ReadRows, request))
+            calls.append(unary_read(session, link, lambda link: link.rows.ReadRows, request))
             places.append(place)
     result = _empty_rows(row_ids.size, info.spec.dim)
     for place, answer in zip(places, _answer_all(session, calls), strict=True):
@@ -113,7 +114,7 @@ def _scan(session: Session, progress: _Passed, max_rows: int) -> Iterator[Rows]:
             request = row_pb2.ScanRowsRequest(
                 table_id=info.table_id, include_optimizer=True, from_key=next_key, max_rows=max_rows
             )
-            answer = session.answer(ShardCall(link, lambda link: link.rows.ScanRows, request))
+            answer = session.answer(unary_read(session, link, lambda link: link.rows.ScanRows, request))
             rows = _decode_rows(answer.rows, info.spec.dim)
             next_key = answer.next_key if answer.HasField("next_key") else None
             progress.index, progress.next_key = (link.index + 1, 0) if next_key is None else (link.index, next_key)

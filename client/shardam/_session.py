@@ -163,7 +163,7 @@ class Session:
             ShardamError: the shard's reason.
         """
         deadline, backoff = Deadline(self.options.shard_timeout_s), Backoff()
-        if request.step and self.membership is not None:
+        if request.step and self.membership is not None and not self.membership.options.is_sync:
             self.membership.wait.begin()
         while True:
             self.check()

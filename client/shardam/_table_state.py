@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardam._calls import ShardCall
 from shardam._parts import RowWrite, assign_change
 from shardam._shards import Shards
+from shardam._unary_reads import unary_read
 from shardam._values import TableStats
 from shardam_proto.errors import CheckpointMismatch
 from shardam_proto.v1 import table_pb2
@@ -52,7 +52,8 @@ def moment_of(table: Table) -> Moment:
     request = table_pb2.ListTablesRequest(names=[table.name])
 
     def ask(shards: Shards) -> Moment:
-        answers = [session.answer(ShardCall(link, lambda target: target.tables.ListTables, request)) for link in shards.links]
+        calls = [unary_read(session, link, lambda target: target.tables.ListTables, request) for link in shards.links]
+        answers = [session.answer(call) for call in calls]
         return Moment(
             tuple(
                 (answer.header.lineage, answer.header.timeline, answer.header.change_number, answer.tables[0].table_step)

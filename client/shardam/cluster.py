@@ -268,6 +268,7 @@ class Cluster(ClusterCheckpoints, ClusterTableFiles, ClusterTimings):
         Args:
             training: True: in a sync group also for other members, until the step that was pushed is decided. False: only until
                 every shard has this client's part of it: the read may see the tables before that step, and waits for nobody.
+                What is known to be decided by then, the read itself waits for on shards that have yet to be told.
         """
         with self._timings.measured("flush"):
             self._pusher.flush(for_members=training)

@@ -38,7 +38,8 @@ class SparseAdam(Optimizer):
     A table's gradient is what backward has recorded for its modules since zero_grad, merged over all of their uses; a table
     without a gradient does not step. step() queues the push and returns: an error is raised by the next step, pull or
     synchronize. A gradient is pushed once: a second step() without a backward pushes and counts nothing, where torch would
-    apply it again. What was queued is sent from the memory of `.grad`, without a copy: after step() read it, write nothing.
+    apply it again. What was queued is sent from the memory of `.grad`, without a copy: after step() read it, write nothing, or
+    the next step() or synchronize() says so.
     Clip with `torch.nn.utils.clip_grad_norm_(sparse.parameters(), ...)`; torch.amp.GradScaler works as with
     torch's own optimizers. state_dict() has the hyper-parameters; moments live on the shards.
 
@@ -146,13 +147,15 @@ class SparseAdam(Optimizer):
             sync: wait until the shards have applied the step, in sync mode for all ranks; its error is then raised here.
 
         Raises:
-            NonFiniteGradient, MessageTooLarge, BadOption: this step; nothing of it was sent.
+            NonFiniteGradient, MessageTooLarge, BadOption: this step; nothing of it was sent. Or the gradient of the step before
+                was written to after it.
             ShardamError: an earlier queued push failed, and this step's gradient is kept for another step(); or with `sync`
                 this one.
         """
         try:
             for cluster in self._clusters():
                 cluster._pusher.raise_error()
+            self._check_pushed(applied=False)
             loss = None
             if closure is not None:
                 with torch.enable_grad():
@@ -273,9 +276,15 @@ class SparseAdam(Optimizer):
 
         Raises:
             ShardamError: a queued push failed.
+            BadOption: a gradient was written to after step().
         """
         for cluster in self._clusters():
             cluster._synchronize()
+        self._check_pushed(applied=True)
+
+    def _check_pushed(self, *, applied: bool) -> None:
+        for _, gradient in self._tables.values():
+            gradient.check_pushed(applied=applied)
 
     def _clusters(self) -> list[Cluster]:
         return list(self._by_cluster())

@@ -32,7 +32,7 @@ std::tuple<OutIds, OutIds, OutIds> distinct(Ids row_ids, std::int64_t num_shards
   std::vector<std::int64_t> places(row_ids.size());
   DistinctIds found;
   {
-    nb::gil_scoped_release release;
+    const MaybeReleaseGil release(row_ids.nbytes());
     found = distinct_ids(row_ids.data(), static_cast<std::int64_t>(row_ids.size()), num_shards, places.data());
   }
   return {to_array(std::move(found.row_ids)), to_array(std::move(places)), to_array(std::move(found.ends))};
@@ -42,7 +42,7 @@ std::tuple<std::optional<OutIds>, OutIds> split(Ids row_ids, std::int64_t num_sh
   require_shards(num_shards);
   ShardSplit found;
   {
-    nb::gil_scoped_release release;
+    const MaybeReleaseGil release(row_ids.nbytes());
     found = split_by_shard(row_ids.data(), static_cast<std::int64_t>(row_ids.size()), num_shards);
   }
   std::optional<OutIds> order;
@@ -54,7 +54,7 @@ std::tuple<std::optional<OutIds>, OutIds> split(Ids row_ids, std::int64_t num_sh
 bool is_merged(Ids row_ids, Rows2 gradients, float unscale) {
   require_equal("gradients", gradients.shape(0), "row_ids", row_ids.size());
   if (row_ids.size() > std::size_t{std::numeric_limits<std::int32_t>::max()}) return false;
-  nb::gil_scoped_release release;
+  const MaybeReleaseGil release(gradients.nbytes());
   const auto count = static_cast<std::int64_t>(row_ids.size());
   if (!all_distinct(row_ids.data(), count)) return false;
   const auto num_values = static_cast<std::int64_t>(gradients.size());

@@ -72,7 +72,7 @@ bool all_distinct(const std::int64_t* row_ids, std::int64_t count) {
   const std::size_t mask = (std::size_t{1} << bits) - 1;
   std::vector<std::int32_t> places(mask + 1, -1);
   for (std::int64_t i = 0; i < count; ++i) {
-    std::size_t at = mix64(static_cast<std::uint64_t>(row_ids[i])) >> (64 - bits);
+    std::size_t at = mix64(static_cast<std::uint64_t>(row_ids[i])) & mask;  // all ids of a shard share the upper bits
     while (places[at] >= 0 && row_ids[places[at]] != row_ids[i]) at = (at + 1) & mask;
     if (places[at] >= 0) return false;
     places[at] = static_cast<std::int32_t>(i);

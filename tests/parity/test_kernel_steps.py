@@ -31,7 +31,7 @@ class Side:
         self.index = native.ArrayIndex(NUM_IDS) if bounded else native.HashIndex()
         self.touches = np.zeros((NUM_IDS, 2), np.uint64)
         kind = native if threads else reference
-        self.records = kind.Records(kind.Arena(self.layout.stride_bytes), self.layout)  # type: ignore[operator]
+        self.records = kind.Records(kind.Arena(self.layout.stride_bytes), self.layout)
         self.records.arena.reserve(NUM_IDS)
 
     def push(
@@ -40,20 +40,18 @@ class Side:
         """Applies a step, whose rows are at their own steps if these are given by id; returns saturated weights."""
         extra = () if self.threads is None else (self.threads,)
         kind = reference if self.threads is None else native
-        rows = kind.group_rows(row_ids, gradients, step, *extra)  # type: ignore[operator]
+        rows = kind.group_rows(row_ids, gradients, step, *extra)
         distinct = rows.merged.row_ids if self.threads is None else rows.row_ids
         assert rows.find(self.index) == rows.num_absent
         places = rows.insert(self.index)
         assert rows.num_absent == 0 or self.threads is None
-        kind.initialize(self.records, rows.slots[places], distinct[places], INITIAL)  # type: ignore[operator]
+        kind.initialize(self.records, rows.slots[places], distinct[places], INITIAL)
         row_steps = None
         if own_steps is not None:
             steps = own_steps[distinct]
             rounding = None if self.layout.dtype == "float32" else Rounding(SEED, np.ascontiguousarray(distinct), steps)
             row_steps = RowSteps(row_step_factors(OPTIONS, steps), rounding)
-        saturated: int = kind.update_rows(  # type: ignore[operator]
-            self.records, rows, step, self.touches, 100 + t, t, row_steps, SEED, *extra
-        )
+        saturated: int = kind.update_rows(self.records, rows, step, self.touches, 100 + t, t, row_steps, SEED, *extra)
         return saturated
 
     def bytes(self) -> npt.NDArray[np.uint8]:
@@ -63,9 +61,9 @@ class Side:
         memory = np.zeros(4 + row_ids.size * self.layout.dim * 4, np.uint8)
         out = memory[4:].view(np.float32).reshape(row_ids.size, self.layout.dim)  # where a float32 may be, and no vector
         if self.threads is None:
-            reference.gather_rows(self.records, self.index, row_ids, INITIAL, out)  # type: ignore[arg-type]
+            reference.gather_rows(self.records, self.index, row_ids, INITIAL, out)
         else:
-            native.gather_rows(self.records, self.index, row_ids, INITIAL, out, self.threads)  # type: ignore[arg-type]
+            native.gather_rows(self.records, self.index, row_ids, INITIAL, out, self.threads)
         return out
 
 
@@ -74,7 +72,7 @@ def pushes(rng: np.random.Generator, dim: int) -> list[tuple[Int64s, Float32s]]:
     made = []
     for count, few in ((1, 1), (40, 5), (700, 60), (2500, NUM_IDS), (0, 1), (900, 1)):
         row_ids = rng.integers(0, few, count) if few < NUM_IDS else rng.permutation(NUM_IDS)[:count]
-        scale = rng.choice(np.float32([1e-20, 1e-3, 1, 1e6]), (count, 1))
+        scale = rng.choice(np.array([1e-20, 1e-3, 1, 1e6], np.float32), (count, 1))
         made.append((row_ids, rng.standard_normal((count, dim)).astype(np.float32) * scale))
     return made
 
@@ -145,9 +143,9 @@ def test_a_step_copies_no_gradient_and_names_the_ids_it_was_given() -> None:
     rows.find(side.index)
     rows.insert(side.index)
     gradients[:] = 5  # before it is applied: what is applied is what lies there then
-    native.update_rows(side.records, rows, step, side.touches, 1, 1)  # type: ignore[arg-type]
+    native.update_rows(side.records, rows, step, side.touches, 1, 1)
     exp_avg = np.empty((4, 2), np.float32)
-    native.read_component(side.records, "exp_avg", np.ascontiguousarray(rows.slots), exp_avg)  # type: ignore[arg-type]
+    native.read_component(side.records, "exp_avg", np.ascontiguousarray(rows.slots), exp_avg)
     assert (exp_avg == 5).all()
 
 
@@ -156,16 +154,16 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
     step, gradients = factors(OPTIONS, 1), np.ones((2, 2), np.float32)
     rows = native.group_rows(np.array([1, 2]), gradients, step)
     with pytest.raises(ValueError, match="no slots yet"):
-        native.update_rows(side.records, rows, step, side.touches, 1, 1)  # type: ignore[arg-type]
+        native.update_rows(side.records, rows, step, side.touches, 1, 1)
     assert rows.find(side.index) == 2
     with pytest.raises(IndexError, match="slot -1 lies outside"):
-        native.update_rows(side.records, rows, step, side.touches, 1, 1)  # type: ignore[arg-type]
+        native.update_rows(side.records, rows, step, side.touches, 1, 1)
     rows.insert(side.index)
     with pytest.raises(IndexError, match="touches has 1 rows, the step touches slot 1"):
-        native.update_rows(side.records, rows, step, side.touches[:1], 1, 1)  # type: ignore[arg-type]
+        native.update_rows(side.records, rows, step, side.touches[:1], 1, 1)
     other = Side(3, "float32", bounded=True, threads=1)
     with pytest.raises(ValueError, match="gradients has 2 columns, the records have dim 3"):
-        native.update_rows(other.records, rows, step, other.touches, 1, 1)  # type: ignore[arg-type]
+        native.update_rows(other.records, rows, step, other.touches, 1, 1)
     outside = native.group_rows(np.array([1, NUM_IDS]), gradients, step)
     with pytest.raises(IndexError, match=f"row id {NUM_IDS} lies outside 0 to {NUM_IDS - 1}"):
         outside.find(side.index)

@@ -145,8 +145,10 @@ def test_a_fast_worker_waits_for_one_that_sleeps_whose_late_push_is_still_taken_
             assert fast.stream.answer(fast.push()).push.steps[0].table_step == step + 1
         waiting = fast.pull(group.tables)
         parked(fast.client, 1)
-        for _ in range(495):  # what is pushed without a pull in between is not held up
+        for _ in range(494):  # what is pushed without a pull in between is not held up
             fast.push()
+        # Its answer is waited for, as the other worker's push comes on a stream of its own and could be taken before these.
+        assert fast.stream.answer(fast.push()).push.steps[0].table_step == 500
         assert not fast.stream.answers.get(waiting)
         assert slow.stream.answer(slow.push()).push.steps[0].table_step == 1
         assert fast.stream.answer(fast.push()).push.steps[0].table_step == 501

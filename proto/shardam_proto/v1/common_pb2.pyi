@@ -105,7 +105,7 @@ class RequestHeader(_message.Message):
     step: _builtins.int
     """Step of the sender's group that the sender works on. Of a push: the step that it contributes to. In a sync group anything
     with a step waits until the step before it is applied; in a bounded one a pull waits until no member is too far behind.
-    Zero: outside a group, or a read that never waits.
+    Zero: outside a group, or a read that never waits; a sync member's reads carry it to see what the sender knows is decided.
     """
     rank: _builtins.int
     """Rank of the sender in its group. Zero without a group."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,11 +30,24 @@ FAST = {"lease-s": "1.5", "drain-s": "5"}
 """Waits that make tests quick."""
 
 
+PORTS = range(15_000, 32_000)
+"""Ports that Linux does not hand out by itself (it does from 32768 on), so that no connection or listener on port 0 takes one
+between its choice and the start of the process that was told it."""
+
+
 def free_port() -> int:
     """Returns a port of the loopback address that no one listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    chooser = random.SystemRandom()  # no seed, which other runs would share
+    while True:
+        port = chooser.choice(PORTS)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port
 
 
 def clean_environment(**extra: str) -> dict[str, str]:

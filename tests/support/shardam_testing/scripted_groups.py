@@ -7,7 +7,7 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING
 
-from shardam_proto.errors import SequenceError, ShardamError, ShardNotReady, StaleState
+from shardam_proto.errors import SequenceError, ShardamError, ShardNotReady, ShardUnreachable, StaleState
 from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class ScriptedGroup:
         results: how steps have ended.
         arrivals: all Arrives that came.
         peak_of: the peak that each shard answers.
+        told: shard index -> the step of the last decision that has reached it; other shards have all of them.
+        parked: pulls that waited for a step and were refused at the end of their budget, by shard index.
     """
 
     def __init__(self, shards: list[ScriptedShard]) -> None:
@@ -64,6 +66,8 @@ class ScriptedGroup:
         self.results: dict[int, group_pb2.StepResult] = {}
         self.arrivals: list[embedding_pb2.ArriveRequest] = []
         self.peak_of: dict[int, float] = {}
+        self.told: dict[int, int] = {}
+        self.parked: collections.Counter[int] = collections.Counter()
         self._shards = shards
         self._numbers: dict[int, int] = {}
         self._changed = threading.Condition(threading.RLock())
@@ -78,6 +82,12 @@ class ScriptedGroup:
         """Has the other rank arrive."""
         with self._changed:
             self.held = False
+            self._changed.notify_all()
+
+    def tell(self, index: int) -> None:
+        """Has the decisions reach a shard that has not been told of them."""
+        with self._changed:
+            del self.told[index]
             self._changed.notify_all()
 
     def decide_without(self, step: int) -> None:
@@ -154,6 +164,17 @@ class ScriptedGroup:
                 answer.result.CopyFrom(self.results[step])
         answer.header.CopyFrom(shard.header())
         return fault
+
+    def await_step(self, shard: ScriptedShard, header: common_pb2.RequestHeader) -> None:
+        """Has a read wait until the step before its own has reached the shard."""
+
+        def is_due() -> bool:
+            return header.step - 1 <= self.told.get(shard.index, header.step)
+
+        with self._changed:
+            if not self._changed.wait_for(is_due, PARK_S):
+                self.parked[shard.index] += 1
+                raise ShardUnreachable("the pull waited for its budget", metadata={"budget_s": str(header.budget_s)})
 
     def _decide(self, request: embedding_pb2.ArriveRequest) -> None:
         step, number = request.header.step, request.header.number

@@ -24,17 +24,9 @@ from shardam_proto.limits import SERVER_OPTIONS
 from shardam_proto.registry import ClusterEntry, ClusterView, Keys, ShardEntry, connect_redis
 from shardam_proto.routing import RouteMap
 from shardam_proto.schema import TableSpec
-from shardam_proto.v1 import (
-    checkpoint_pb2_grpc,
-    common_pb2,
-    embedding_pb2,
-    embedding_pb2_grpc,
-    job_pb2,
-    row_pb2,
-    row_pb2_grpc,
-)
+from shardam_proto.v1 import common_pb2, embedding_pb2, job_pb2, row_pb2
 from shardam_testing.scripted_groups import ScriptedGroup, StagedPart
-from shardam_testing.scripted_services import CLUSTER_ID, ScriptedCheckpoints, ScriptedEmbedding, ScriptedRows, abort
+from shardam_testing.scripted_services import CLUSTER_ID, abort, add_services
 from shardam_testing.scripted_streams import HOLD, LOSE_ANSWER, SWALLOW, BrokenConnection, Fault
 
 __all__ = [
@@ -150,9 +142,7 @@ class ScriptedShard:
         """Serves on a port, 0: a free one."""
         self.handlers = futures.ThreadPoolExecutor(16, thread_name_prefix=f"scripted-{self.index}")
         server = grpc.server(self.handlers, options=SERVER_OPTIONS)
-        embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(ScriptedEmbedding(self), server)
-        checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(ScriptedCheckpoints(self), server)  # type: ignore[abstract]
-        row_pb2_grpc.add_RowServiceServicer_to_server(ScriptedRows(self), server)
+        add_services(self, server)
         self.address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
         server.start()
         self.server = server

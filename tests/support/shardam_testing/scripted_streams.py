@@ -23,9 +23,10 @@ HOLD = "hold"
 Fault = ShardamError | str | threading.Event | None
 """An event is a gate: the shard takes nothing more until it is set, then goes on as ever. None: no fault."""
 
+_Read = embedding_pb2.PullRequest | embedding_pb2.PullChangedRequest
+
 _Request = (
-    embedding_pb2.PullRequest
-    | embedding_pb2.PullChangedRequest
+    _Read
     | embedding_pb2.ArriveRequest
     | embedding_pb2.PushRequest
     | embedding_pb2.CloseNumberRequest
@@ -59,6 +60,8 @@ class ScriptedStream:
         if request is None:
             return []
         try:
+            if self._shard.group is not None and isinstance(request, _Read):
+                self._shard.group.await_step(self._shard, request.header)
             answer, fault = self._shard.answer(request)
         except ShardamError as error:
             self._shard.refused[error.reason] += 1

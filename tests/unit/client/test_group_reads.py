@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -105,7 +105,7 @@ def test_no_other_read_waits_for_other_ranks_also_with_steps_queued_behind(membe
     for _ in range(3):
         queue(member)
     np.testing.assert_array_equal(member.table.pull(IDS)[:, 0], IDS)
-    assert [header.step for header in pulls(member)] == [0, 0]
+    assert [header.step for header in pulls(member)] == [1, 1]  # of the step before, which is decided
     assert not member.group.results
     member.group.release()
 
@@ -132,6 +132,59 @@ def test_synchronizing_waits_for_the_decision(member: ScriptedMember) -> None:
     assert not waiting.is_over
     member.group.release()
     assert waiting.outcome() is None
+
+
+READS: dict[str, Callable[[ScriptedMember], object]] = {
+    "pull": lambda member: member.table.pull(IDS)[:, 0].tolist(),
+    "rows": lambda member: member.table.rows(IDS).weight[:, 0].tolist(),
+    "scan": lambda member: sorted(weight for rows in member.table.scan() for weight in rows.weight[:, 0].tolist()),
+    "stats": lambda member: member.table.stats().num_rows,
+}
+"""What may be read without training."""
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_read_waits_for_the_shards_that_have_yet_to_be_told_of_a_step_that_this_client_knows_to_be_decided(
+    member: ScriptedMember, read: str
+) -> None:
+    member.group.told[1] = 0
+    queue(member)
+    member.cluster._synchronize()
+    member.shards[0].changed = dict.fromkeys(IDS.tolist(), 1)
+    seen: list[object] = []
+    reading = Running(lambda: seen.append(READS[read](member)))
+    wait_for("the read to come to shard 1 again and again", lambda: member.group.parked[1] >= 2 or reading.is_over)
+    assert not reading.is_over
+    assert all(method in ("part", "pull") for method, _, _ in member.shards[1].seen)  # unary calls could not wait there
+    member.shards[1].changed = member.shards[0].changed
+    member.group.tell(1)
+    assert reading.outcome() is None
+    expected = (-IDS).tolist()
+    assert seen == [{"scan": sorted(2 * expected), "stats": 2 * IDS.size}.get(read, expected)]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_read_does_not_wait_for_a_shard_to_be_told_of_a_step_that_is_not_decided(member: ScriptedMember, read: str) -> None:
+    queue(member)
+    member.cluster._synchronize()
+    member.group.told[1] = 1
+    member.group.hold()
+    queue(member)
+    READS[read](member)
+    assert not member.group.parked
+
+
+@pytest.mark.parametrize("place", [BOUNDED, None])
+@pytest.mark.parametrize("read", READS)
+def test_outside_sync_groups_reads_carry_no_step(
+    monkeypatch: pytest.MonkeyPatch, read: str, place: GroupOptions | None
+) -> None:
+    with scripted_member(2, place, monkeypatch) as member:
+        queue(member)
+        member.cluster._synchronize()
+        READS[read](member)
+        assert {header.step for shard in member.shards for header in shard.headers if not header.number} == {0}
+        assert len(pulls(member)) == (2 if read == "pull" else 0)
 
 
 def test_a_pull_of_a_bounded_member_carries_the_clock_of_its_next_push(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,6 +235,56 @@ def test_each_of_two_optimizers_on_one_cluster_takes_steps_of_its_own() -> None:
     assert cluster.pushes == [("gradient", ["items"]), ("empty", [])]
 
 
+def clip_value(parameter: nn.Parameter) -> None:
+    nn.utils.clip_grad_value_([parameter], 0.5)
+
+
+def zero(parameter: nn.Parameter) -> None:
+    assert parameter.grad is not None
+    parameter.grad.zero_()
+
+
+@pytest.mark.usefixtures("pulls")
+@pytest.mark.parametrize("write", [clip_value, zero])
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_gradient_that_is_written_to_after_its_step_is_complained_of_once(
+    write: Callable[[nn.Parameter], None], forgets: bool
+) -> None:
+    cluster = RecordingCluster("async")
+    items = make(cluster)
+    sparse = SparseAdam([items])
+    (proxy,) = sparse.parameters()
+    items(ONE).sum().backward()
+    write(proxy)  # before the step it is the program's
+    sparse.step()
+    write(proxy)
+    if forgets:
+        sparse.zero_grad()
+    items(ONE).sum().backward()
+    with pytest.raises(BadOption, match=r"table 'items': the gradient .* was written to after step\(\)"):
+        sparse.step()
+    sparse.step()
+    assert cluster.pushes == [("gradient", ["items"])] * 2
+
+
+@pytest.mark.usefixtures("pulls")
+def test_a_gradient_may_be_read_after_its_step_replaced_and_once_it_is_applied_written_to() -> None:
+    items = make(RecordingCluster("async"))
+    sparse = SparseAdam([items])
+    (proxy,) = sparse.parameters()
+    for sync in (True, False):
+        items(ONE).sum().backward()
+        sparse.step(sync=sync)
+        assert proxy.grad is not None
+        assert float(proxy.grad.norm()) > 0
+        if sync:
+            zero(proxy)
+        else:
+            proxy.grad = torch.ones_like(proxy.grad).mul_(2.0)
+    sparse.step()
+    sparse.synchronize()
+
+
 @pytest.mark.usefixtures("pulls")
 def test_a_closure_and_a_schedule_leave_one_push_a_step() -> None:
     cluster = RecordingCluster("sync")

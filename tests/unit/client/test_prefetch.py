@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 import torch
 from shardam_testing.foreseen_rows import StandInCluster, stand_in
+from shardam_testing.forking import in_child
 
 import shardam
 from shardam import Embedding, EmbeddingBag, EmbeddingCollection, SparseAdam
@@ -98,6 +99,40 @@ def test_in_a_group_a_prefetch_is_exact_and_only_the_forward_waits_for_the_step(
         group.clock += 1
     assert len(group.refreshed) == 3
     assert group.training == [True] * 3
+
+
+def test_a_batch_that_is_trained_on_again_and_again_sees_no_rows_older_than_depth_steps(cluster: StandInCluster) -> None:
+    items = owned(cluster)
+    found = []
+    for batch in shardam.prefetch([ids(0)], {items: itself}, depth=2):
+        cluster.wait_for_pulls_ahead(1)
+        for _ in range(5):
+            found += firsts(items(batch))
+            cluster.clock += 1
+            items._gradient.mark_pushed()  # as a step does
+    assert found == [0.0, 0.0, 0.0, 3.0, 4.0]
+
+
+def test_a_loop_that_was_left_and_is_still_alive_serves_no_later_training(cluster: StandInCluster) -> None:
+    items = owned(cluster)
+    left = iter(shardam.prefetch([ids(0), ids(0)], {items: itself}))
+    next(left)
+    cluster.wait_for_pulls_ahead(2)
+    found = []
+    for _ in range(4):
+        found += firsts(items(ids(0)))
+        cluster.clock += 1
+        items._gradient.mark_pushed()
+    assert found == [0.0, 0.0, 2.0, 3.0]
+    assert next(left) is not None
+
+
+def test_of_two_loops_the_one_that_went_on_last_serves_a_forward(cluster: StandInCluster) -> None:
+    items = owned(cluster)
+    for _ in shardam.prefetch([ids(1)], {items: itself}, exact=True):
+        for inner in shardam.prefetch([ids(2, 3), ids(4)], {items: itself}, exact=True):
+            assert firsts(items(inner)) == inner.tolist()
+    assert cluster.pulled == []
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -215,6 +250,30 @@ def test_a_loop_that_is_left_does_not_wait_for_a_shard(cluster: StandInCluster) 
         break
     assert not _ACTIVE.of(cluster)
     cluster.gate.set()
+
+
+def test_a_forward_of_another_thread_does_not_wait_for_a_loop_that_was_left(cluster: StandInCluster) -> None:
+    items = owned(cluster)
+    cluster.gate.clear()
+    loop = iter(shardam.prefetch([ids(1), ids(2)], {items: itself}))
+    assert [next(loop).tolist(), next(loop).tolist()] == [[1], [2]]
+    (rows,) = _ACTIVE.of(cluster)  # which are behind those of the first batch
+    del loop
+    cluster.gate.set()
+    assert rows.versions() is None
+
+
+def test_a_forked_child_goes_on_with_its_copy_of_a_loop(cluster: StandInCluster) -> None:
+    items = owned(cluster)
+    loop = iter(shardam.prefetch([ids(step) for step in range(4)], {items: itself}))
+    assert firsts(items(next(loop))) == [0.0]
+
+    def go_on() -> list[list[float]]:
+        cluster.become_another_client()
+        return [firsts(items(batch)) for batch in loop]
+
+    assert in_child(go_on) == [[1.0], [2.0], [3.0]]
+    assert [firsts(items(batch)) for batch in loop] == [[1.0], [2.0], [3.0]]
 
 
 def test_what_the_loader_raises_comes_after_the_batches_before(cluster: StandInCluster) -> None:

@@ -29,6 +29,7 @@ def test_the_page_names_the_default_chunk_size_and_its_range() -> None:
     assert row.split("|")[2].strip() == str(default)
 
 
+@pytest.mark.case("C090")
 def test_no_chunk_size_of_the_sweep_is_quicker_than_the_default() -> None:
     found = sweep()
     assert {_chunk_setting.MIN_CHUNK_KIB, _chunk_setting.MAX_CHUNK_KIB} <= set(found)

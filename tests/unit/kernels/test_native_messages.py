@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -40,6 +42,17 @@ def test_a_split_is_that_of_the_route_map_and_keeps_what_lies_right(ids: list[in
     else:
         assert np.array_equal(order, expected)
         assert not np.array_equal(order, np.arange(row_ids.size))
+
+
+def test_ids_of_one_shard_are_checked_for_duplicates_as_quickly_as_any() -> None:
+    every, _, ends = native.distinct_ids(np.arange(4_000_000), 64)
+    mine = every[: ends[0]]  # they share the upper bits of their hash
+    assert mine.size > 60_000
+    gradients = np.zeros((mine.size, 1), np.float32)
+    started = time.process_time()
+    assert native.is_merged(mine, gradients, 1.0)
+    assert not native.is_merged(np.append(mine, mine[-1]), np.zeros((mine.size + 1, 1), np.float32), 1.0)
+    assert time.process_time() - started < 0.5, "by their upper bits it takes 2 s or more, by others 2 ms"
 
 
 def test_payloads_are_written_into_the_message_itself() -> None:

@@ -39,6 +39,10 @@ AT_ONCE_BYTES = 2**16
 """Bytes of rows up to which a pull is answered on the event loop if its tables are free: gathering takes some 10 us then, a hop
 to another thread and back ten times as long."""
 
+AT_ONCE_SECTIONS = 32
+"""Tables up to which it is: each takes some 10 us whatever its rows, and of more of them the loop would know as of many
+rows."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pull:
@@ -113,8 +117,10 @@ class Pulls:
         return answer
 
     def read_at_once(self, pull: Pull, passage: Passage, laps: Laps) -> RowAnswer | None:
-        """Reads few weights on the event loop, as read_on_stream; None: they are many, on a GPU, or just being changed."""
-        if pull.rows_bytes > AT_ONCE_BYTES or self._shard.device.name != "cpu":
+        """Reads few weights on the event loop, as read_on_stream; None: they or their tables are many, being changed, or on a
+        GPU.
+        """
+        if pull.rows_bytes > AT_ONCE_BYTES or len(pull.tables) > AT_ONCE_SECTIONS or self._shard.device.name != "cpu":
             return None
         answers = read_at_once(self._shard, pull.tables, lambda: self._read(pull, laps))
         if not answers:
