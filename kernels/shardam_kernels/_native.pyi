@@ -218,6 +218,9 @@ def sum_places(gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, No
 def distinct_ids(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_shards: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]]:
     """Returns (row_ids, places, ends)."""
 
+def all_below(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], bound: int) -> bool:
+    """Returns whether all ids are 0 to bound - 1."""
+
 def split_by_shard(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_shards: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None, Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]]:
     """Returns (order, ends); order is None if the ids lie by shard."""
 

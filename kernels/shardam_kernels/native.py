@@ -35,6 +35,7 @@ __all__ = [
     "RowIndex",
     "StepRows",
     "adam_update",
+    "all_below",
     "distinct_ids",
     "gather_rows",
     "gather_weights",
@@ -278,6 +279,11 @@ def zeroed_memory(size_bytes: int) -> Uint8s:
         MemoryError: there is no such address space.
     """
     return _native.zeroed_memory(size_bytes)
+
+
+def all_below(row_ids: Int64s, bound: int) -> bool:
+    """Returns whether all ids, int64 [N], are 0 to bound - 1."""
+    return _native.all_below(row_ids, bound)
 
 
 def distinct_ids(row_ids: Int64s, num_shards: int = 1) -> tuple[Int64s, Int64s, Int64s]:
