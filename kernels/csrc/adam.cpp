@@ -17,9 +17,9 @@ constexpr std::int64_t kLineBytes = 64;
 constexpr std::int64_t kLanes = kLineBytes / sizeof(float);
 constexpr std::int64_t kChunk = 32;      // rows whose records and gradients are found before the first of them is updated
 constexpr std::int64_t kColumns = 512;   // of a row at a time, so that what is made of them fits the stack
-constexpr std::int64_t kAhead = 4096;    // bytes of records that are prefetched, about what a core keeps in flight ...
-constexpr int kLocality = 2;  // L2: the gradients of a chunk of rows are more than L1 holds beside its records
-constexpr std::int64_t kMaxAhead = 16;   // (at most kChunk) ... but no more rows
+constexpr std::int64_t kAhead = 3 << 12;  // bytes of records that are prefetched: far enough for a walk through page tables ...
+constexpr std::int64_t kMaxAhead = 32;   // ... but no more rows (at most kChunk)
+constexpr int kLocality = 2;  // into L2: of what is under way to L1 a core can hold fewer lines than two records have
 constexpr std::int64_t kLeastBytes = 1 << 15;  // of records, of a part: to update them takes about as long as waking a thread
 
 enum class Decay { kNone, kCoupled, kDecoupled };
@@ -99,7 +99,7 @@ std::int64_t saturate(float* weight, std::int64_t dim) {
 
 // Prefetches some columns of a component.
 SHARDAM_INLINE void prefetch(const std::byte* from, std::int64_t size_bytes) {
-  for (std::int64_t at = 0; at < size_bytes; at += kLineBytes) __builtin_prefetch(from + at, 1);
+  for (std::int64_t at = 0; at < size_bytes; at += kLineBytes) __builtin_prefetch(from + at, 0, kLocality);
 }
 
 // Updates a tile of rows whose weights are float32. kSize is the number of columns, or 0 for any.
