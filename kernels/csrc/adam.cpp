@@ -224,13 +224,14 @@ SHARDAM_CLONES void merge_tile(const StepGradients& step, std::int64_t first_row
   }
 }
 
-// Prefetches all gradients of rows first .. end - 1, which were last seen when they were checked.
+// Prefetches the gradients of rows first .. end - 1, which were last seen when they were checked; of a long run the first ones.
 void prefetch_gradients(const StepGradients& step, std::int64_t first, std::int64_t end) {
   const std::int64_t size = std::min(step.dim, kColumns);
   for (std::int64_t row = first; row < end; ++row) {
-    for (std::int64_t i = step.first == nullptr ? row : step.first[row]; i >= 0; i = step.next == nullptr ? -1 : step.next[i]) {
-      const float* gradient = step.gradients + i * step.dim;
-      for (std::int64_t at = 0; at < size; at += kLanes) __builtin_prefetch(gradient + at, 0, kLocality);
+    std::int64_t i = step.first == nullptr ? row : step.first[row];
+    for (std::int64_t place = 0; place < kLead && i >= 0; ++place) {
+      prefetch_columns(step, i, 0, size);
+      i = step.next == nullptr ? -1 : step.next[i];
     }
   }
 }
