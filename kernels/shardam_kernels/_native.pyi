@@ -209,7 +209,7 @@ class StepRows:
     def insert(self, index: ArrayIndex) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]:
         """Gives slots to the absent rows; returns their positions."""
 
-def update_rows(arena: Arena, layout: RecordLayout, rows: StepRows, factors: AdamFactors, step_factor: float, row_factors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, table_seed: int, row_steps: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, touches: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')], change_number: int, table_step: int, num_threads: int) -> int:
+def update_rows(arena: Arena, layout: RecordLayout, rows: StepRows, factors: AdamFactors, step_factor: float, row_factors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, table_seed: int, row_steps: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, touches: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')] | None, change_number: int, table_step: int, num_threads: int) -> int:
     """Applies one step and notes what it touched; returns saturated weights."""
 
 def sum_places(gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], skipped: int | None, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:

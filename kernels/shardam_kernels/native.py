@@ -181,7 +181,7 @@ def update_rows(
     records: Records,
     rows: StepRows,
     factors: Factors,
-    touches: Uint64s,
+    touches: Uint64s | None,
     change_number: int,
     table_step: int,
     row_steps: RowSteps | None = None,
@@ -194,7 +194,7 @@ def update_rows(
         records: the table's records.
         rows: of group_rows; found, and inserted where they were absent.
         factors: of the step.
-        touches: uint64 [num_slots or more, 2], by slot: change_number and table_step are written there.
+        touches: uint64 [num_slots or more, 2], by slot: change_number and table_step are written there; None: nowhere.
         change_number: the change that the step is part of.
         table_step: t after it.
         row_steps: of rows that count their own steps; None: all take the table's.
