@@ -10,6 +10,8 @@ from shardam_proto.v1 import common_pb2, embedding_pb2
 _PULL = embedding_pb2.ExchangeResponse.PULL_FIELD_NUMBER
 _PULL_CHANGED = embedding_pb2.ExchangeResponse.PULL_CHANGED_FIELD_NUMBER
 
+_NOTHING = memoryview(b"")
+
 RowsHead = embedding_pb2.PullResponse | embedding_pb2.PullChangedResponse
 
 
@@ -55,12 +57,14 @@ def read_answer(data: bytes) -> embedding_pb2.ExchangeResponse | Piece:
     if envelope is not None and envelope.kind in (_PULL, _PULL_CHANGED):
         parts = wire.split(data, envelope.start, envelope.end)
         if parts is not None:
-            kind = embedding_pb2.PullResponse if envelope.kind == _PULL else embedding_pb2.PullChangedResponse
-            return Piece(envelope.request_id, kind.FromString(parts.head), parts.first, parts.second)
+            if envelope.kind == _PULL:  # a PullResponse has no field of positions' number: protobuf passes it over
+                return Piece(envelope.request_id, embedding_pb2.PullResponse.FromString(parts.head), _NOTHING, parts.second)
+            changed_head = embedding_pb2.PullChangedResponse.FromString(parts.head)
+            return Piece(envelope.request_id, changed_head, parts.first, parts.second)
     response = embedding_pb2.ExchangeResponse.FromString(data)
     match response.WhichOneof("response"):
         case "pull":
-            return Piece(response.request_id, response.pull, memoryview(b""), memoryview(response.pull.rows))
+            return Piece(response.request_id, response.pull, _NOTHING, memoryview(response.pull.rows))
         case "pull_changed":
             changed = response.pull_changed
             return Piece(response.request_id, changed, memoryview(changed.positions), memoryview(changed.rows))
