@@ -17,7 +17,7 @@ READ_PHASES = ("wait", "decode", "gather", "send")
 last message of the answer is handed to the transport."""
 
 PUSH_PHASES = ("wait", "decode", "merge", "lock", "index", "journal", "update", "settle", "send")
-"""Of a push: until its turn in the order of changes; digest and checks of its ids; sums of duplicates and their check; until
+"""Of a push: until its turn in the order of changes; digest and checks of its ids; duplicates and the check of their sums; until
 reads of its tables have ended; finding and creating rows; writing the journal; Adam; until it is as safe as the journal
 promises; until its answer is handed to the transport."""
 
