@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kKeptFrom = std::size_t{1} << 15;  // below, the allocator is as quick
-constexpr int kKeptSizes = 10;   // 32 KiB to 16 MiB, each twice the one before
+constexpr int kKeptSizes = 8;    // 32 KiB to 4 MiB, each twice the one before: steps of up to a quarter of a million ids
 constexpr int kKeptOfASize = 4;  // what a step takes of a size at a time
 
 // Blocks of one size that nobody uses. The allocator would give their pages back to the system and take them again at each call:
