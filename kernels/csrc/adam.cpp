@@ -42,8 +42,8 @@ SHARDAM_INLINE float clamp(float value, float limit) {
   return upper > -limit ? upper : -limit;
 }
 
-// The largest magnitudes among new weights, as bits, by column modulo kLanes: one number for a batch of rows would cost each row
-// as much as a quarter of its update.
+// The largest magnitudes among new weights, as bits, by column modulo kLanes: to bring them down to one number for each row would
+// cost a quarter of its update.
 struct Peaks {
   alignas(kLineBytes) std::uint32_t lanes[kLanes] = {};
 

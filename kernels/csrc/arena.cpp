@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kFirstBlockBytes = 1 << 13;  // a table of ten rows costs 8 KiB, not megabytes
 constexpr std::int64_t kFullBlockBytes = 1 << 26;   // 64 MiB: 32 large pages
-// From here on a block has large pages: below, the part of the last one that no record uses would be a tenth of the table and more.
+// From here on a block has large pages: below, what no record uses of the last one would be a tenth of the table and more.
 constexpr std::int64_t kLargePagesFrom = 1 << 23;
 constexpr std::size_t kMaxBlocks = 1 << 15;         // 2 TiB; half the mappings that Linux allows a process by default
 constexpr std::int64_t kMaxSlots = std::int64_t{1} << 48;

@@ -89,8 +89,8 @@ void check_slots(const StepRows& rows, const Arena& arena, const std::optional<T
 
 std::int64_t update(const Arena& arena, const RecordLayout& layout, const StepRowsHolder& holder, const AdamFactors& factors,
                     float step_factor, std::optional<Array1<const float>> row_factors, std::uint64_t table_seed,
-                    std::optional<Ids> row_steps, std::optional<Touches> touches, std::uint64_t change_number, std::int64_t table_step,
-                    int num_threads) {
+                    std::optional<Ids> row_steps, std::optional<Touches> touches, std::uint64_t change_number,
+                    std::int64_t table_step, int num_threads) {
   const StepRows& rows = holder.rows;
   const auto num_rows = static_cast<std::size_t>(rows.num_rows());
   if (num_rows > 0) require_dim("gradients", static_cast<std::size_t>(rows.gradients().dim), layout.dim);
@@ -101,9 +101,11 @@ std::int64_t update(const Arena& arena, const RecordLayout& layout, const StepRo
   const MaybeReleaseGil release(num_rows * static_cast<std::size_t>(arena.stride_bytes()));
   check_slots(rows, arena, touches);
   static_assert(sizeof(Touch) == 2 * sizeof(std::uint64_t));
-  return adam_update({arena, layout, factors, rows.slots(), rows.gradients(), {step_factor, row_factors ? row_factors->data() : nullptr},
-                      {table_seed, rows.row_ids(), {table_step, row_steps ? row_steps->data() : nullptr}}, rows.num_rows(),
-                      touches ? reinterpret_cast<Touch*>(touches->data()) : nullptr, {change_number, table_step}},
+  const PerRow<float> factor_of{step_factor, row_factors ? row_factors->data() : nullptr};
+  const Rounding rounding{table_seed, rows.row_ids(), {table_step, row_steps ? row_steps->data() : nullptr}};
+  Touch* const touched = touches ? reinterpret_cast<Touch*>(touches->data()) : nullptr;
+  return adam_update({arena, layout, factors, rows.slots(), rows.gradients(), factor_of, rounding, rows.num_rows(), touched,
+                      {change_number, table_step}},
                      num_threads);
 }
 

@@ -26,7 +26,9 @@ std::int64_t number_ids(const std::int64_t* row_ids, std::int64_t count, const I
   constexpr std::uint64_t kNumber = 0xffffffffu;
   std::int64_t num_rows = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    if (i + kPrefetch < count) __builtin_prefetch(entries + (mix64(static_cast<std::uint64_t>(row_ids[i + kPrefetch])) & mask), 1);
+    if (i + kPrefetch < count) {
+      __builtin_prefetch(entries + (mix64(static_cast<std::uint64_t>(row_ids[i + kPrefetch])) & mask), 1);
+    }
     const std::uint64_t mixed = mix64(static_cast<std::uint64_t>(row_ids[i]));
     for (std::size_t at = mixed & mask;; at = (at + 1) & mask) {
       const std::uint64_t entry = entries[at];

@@ -8,8 +8,9 @@ namespace shardam {
 class ZeroedMemory {
  public:
   ZeroedMemory() = default;
-  // Zeroed, 64-byte aligned, on a large page's boundary from that size on. large_pages asks the system for 2 MiB pages where the size allows them: quicker at random
-  // access, but a touch makes the whole page resident. Throws std::bad_alloc.
+  // Zeroed, 64-byte aligned; from the size of a large page on, on such a page's boundary. large_pages asks the system for pages
+  // of 2 MiB where the size allows them: quicker at random access, but a touch makes the whole page resident. Throws
+  // std::bad_alloc.
   ZeroedMemory(std::size_t size_bytes, bool large_pages);
   ~ZeroedMemory();
   ZeroedMemory(ZeroedMemory&& other) noexcept;

@@ -76,7 +76,8 @@ SHARDAM_INLINE void sum_chain(const StepGradients& step, std::int64_t first, std
 }
 
 // Columns at .. at + size - 1 of a row's merged gradient, summed left to right (CONTRACT.md, Arithmetic): the one that was
-// pushed, where nothing is to be done to it, else `sum`, which is written. Before the division of a mean if kIsDivided is false.
+// pushed, where nothing is to be done to it, else `sum`, which is written. It is before the division of a mean if kIsDivided is
+// false.
 template <bool kIsDivided>
 SHARDAM_INLINE const float* merge_row(const StepGradients& step, std::int64_t row, std::int64_t at, std::int64_t size,
                                       float* __restrict sum) {
@@ -100,8 +101,8 @@ SHARDAM_INLINE const float* merge_row(const StepGradients& step, std::int64_t ro
 class StepRows {
  public:
   // Keeps the pointers. count < 2^31. Throws std::bad_alloc.
-  StepRows(const std::int64_t* row_ids, const float* gradients, std::int64_t count, std::int64_t dim, float unscale, float divisor,
-           int num_threads);
+  StepRows(const std::int64_t* row_ids, const float* gradients, std::int64_t count, std::int64_t dim, float unscale,
+           float divisor, int num_threads);
 
   std::int64_t num_rows() const { return chains_.num_rows; }
   bool all_distinct() const { return chains_.next.size() == 0; }
