@@ -42,7 +42,7 @@ SHARDAM_INLINE float clamp(float value, float limit) {
   return upper > -limit ? upper : -limit;
 }
 
-// The largest magnitudes among new weights, as bits, by column modulo kLanes: to bring them down to one number for each row would
+// The largest magnitudes among new weights, as bits, by column modulo kLanes: to bring them down to one number for a row would
 // cost a quarter of its update.
 struct Peaks {
   alignas(kLineBytes) std::uint32_t lanes[kLanes] = {};
