@@ -17,8 +17,9 @@ constexpr std::int64_t kLineBytes = 64;
 constexpr std::int64_t kLanes = kLineBytes / sizeof(float);
 constexpr std::int64_t kChunk = 32;      // rows whose records and gradients are found before the first of them is updated
 constexpr std::int64_t kColumns = 512;   // of a row at a time, so that what is made of them fits the stack
-constexpr std::int64_t kAhead = 4096;    // bytes of records that are prefetched, about what a core keeps in flight ...
-constexpr std::int64_t kMaxAhead = 16;   // (at most kChunk) ... but no more rows
+constexpr std::int64_t kAhead = 3 << 12;  // bytes of records that are prefetched: far enough for a walk through page tables ...
+constexpr std::int64_t kMaxAhead = 32;   // ... but no more rows (at most kChunk)
+constexpr int kLocality = 2;  // into L2: of what is under way to L1 a core can hold fewer lines than two records have
 constexpr std::int64_t kLeastBytes = 1 << 15;  // of records, of a part: to update them takes about as long as waking a thread
 
 enum class Decay { kNone, kCoupled, kDecoupled };
@@ -41,8 +42,8 @@ SHARDAM_INLINE float clamp(float value, float limit) {
   return upper > -limit ? upper : -limit;
 }
 
-// The largest magnitudes among new weights, as bits, by column modulo kLanes: one number for a batch of rows would cost each row
-// as much as a quarter of its update.
+// The largest magnitudes among new weights, as bits, by column modulo kLanes: to bring them down to one number for a row would
+// cost a quarter of its update.
 struct Peaks {
   alignas(kLineBytes) std::uint32_t lanes[kLanes] = {};
 
@@ -98,7 +99,7 @@ std::int64_t saturate(float* weight, std::int64_t dim) {
 
 // Prefetches some columns of a component.
 SHARDAM_INLINE void prefetch(const std::byte* from, std::int64_t size_bytes) {
-  for (std::int64_t at = 0; at < size_bytes; at += kLineBytes) __builtin_prefetch(from + at, 1);
+  for (std::int64_t at = 0; at < size_bytes; at += kLineBytes) __builtin_prefetch(from + at, 0, kLocality);
 }
 
 // Updates a tile of rows whose weights are float32. kSize is the number of columns, or 0 for any.
@@ -220,17 +221,28 @@ std::int64_t update_tile_decayed(const AdamJob& job, const Tile& tile, std::int6
 SHARDAM_CLONES void merge_tile(const StepGradients& step, std::int64_t first_row, float* sums, Tile& tile) {
   for (std::int64_t row = 0; row < tile.num_rows; ++row) {
     tile.gradients[row] = merge_row<true>(step, first_row + row, tile.column, tile.size, sums + row * tile.size);
-    prefetch(reinterpret_cast<const std::byte*>(tile.gradients[row]), tile.size * std::int64_t{sizeof(float)});
   }
 }
 
-// Finds the records of rows first .. end - 1, and prefetches what is noted of them.
+// Prefetches the gradients of rows first .. end - 1, which were last seen when they were checked; of a long run the first ones.
+void prefetch_gradients(const StepGradients& step, std::int64_t first, std::int64_t end) {
+  const std::int64_t size = std::min(step.dim, kColumns);
+  for (std::int64_t row = first; row < end; ++row) {
+    std::int64_t i = step.first == nullptr ? row : step.first[row];
+    for (std::int64_t place = 0; place < kLead && i >= 0; ++place) {
+      prefetch_columns(step, i, 0, size);
+      i = step.next == nullptr ? -1 : step.next[i];
+    }
+  }
+}
+
+// Finds the records of rows first .. end - 1, and prefetches what belongs to them elsewhere.
 void find_records(const AdamJob& job, std::int64_t first, std::int64_t end, std::byte** records) {
   for (std::int64_t row = first; row < end; ++row) {
-    std::byte* record = job.arena.record(job.slots[row]);
-    records[row - first] = record;
+    records[row - first] = job.arena.record(job.slots[row]);
     if (job.touches != nullptr) __builtin_prefetch(job.touches + job.slots[row], 1);
   }
+  prefetch_gradients(job.gradients, first, end);
 }
 
 // Updates rows first .. end - 1; returns how many weights were saturated.

@@ -10,6 +10,8 @@ namespace {
 
 constexpr std::int64_t kFirstBlockBytes = 1 << 13;  // a table of ten rows costs 8 KiB, not megabytes
 constexpr std::int64_t kFullBlockBytes = 1 << 26;   // 64 MiB: 32 large pages
+// From here on a block has large pages: below, what no record uses of the last one would be a tenth of the table and more.
+constexpr std::int64_t kLargePagesFrom = 1 << 23;
 constexpr std::size_t kMaxBlocks = 1 << 15;         // 2 TiB; half the mappings that Linux allows a process by default
 constexpr std::int64_t kMaxSlots = std::int64_t{1} << 48;
 
@@ -40,7 +42,8 @@ void Arena::reserve(std::int64_t num_slots) {
   try {
     for (std::size_t block = before; block < needed; ++block) {
       const std::int64_t block_slots = slots_of_block(block);
-      blocks_.emplace_back(static_cast<std::size_t>(block_slots * stride_bytes_), /*large_pages=*/true);
+      const std::int64_t block_bytes = block_slots * stride_bytes_;
+      blocks_.emplace_back(static_cast<std::size_t>(block_bytes), /*large_pages=*/block_bytes >= kLargePagesFrom);
       block_distances_.push_back((blocks_.back().as<std::byte>() - blocks_.front().as<std::byte>()) / kUnitBytes);
       slots += block_slots;
       bytes += blocks_.back().size_bytes();

@@ -12,6 +12,7 @@ namespace shardam {
 namespace {
 
 constexpr int kGroupBits = 12;         // 4,096 ids: 32 KiB that a scan need not read, for 4 bytes
+constexpr std::int64_t kLargePagesFrom = 4;  // of all ids have rows: then a large page has hardly a small one that is not used
 constexpr std::int64_t kPrefetch = 16;  // ids ahead; about what a core keeps in flight
 
 std::size_t array_bytes(std::int64_t num_embeddings) {
@@ -84,6 +85,10 @@ std::int64_t ArrayIndex::insert(const std::int64_t* row_ids, std::int64_t count,
     num_new += is_new;
   }
   num_rows_ += num_new;
+  if (!has_large_pages_ && num_rows_ >= num_embeddings_ / kLargePagesFrom) {
+    has_large_pages_ = true;
+    memory_.use_large_pages();
+  }
   return num_new;
 }
 

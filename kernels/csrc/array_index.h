@@ -41,6 +41,7 @@ class ArrayIndex {
   ZeroedMemory group_memory_;  // rows in each group of consecutive ids, so that a scan skips ranges without rows
   SlotPool pool_;
   std::int64_t num_rows_ = 0;
+  bool has_large_pages_ = false;
 };
 
 }  // namespace shardam

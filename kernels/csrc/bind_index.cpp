@@ -118,7 +118,8 @@ void bind_indexes(nb::module_& module) {
   bind_index<ArrayIndex>(module, "ArrayIndex", "Ids 0 to num_embeddings - 1 -> slot, in the order of the id.")
       .def("__init__", &create_array_index, nb::arg("num_embeddings"))
       .def_prop_ro("num_embeddings", &ArrayIndex::num_embeddings, "Number of possible ids.");
-  module.def("zeroed_memory", &zeroed_memory, nb::arg("size_bytes"), "Returns zeros that are not resident before they are written.");
+  module.def("zeroed_memory", &zeroed_memory, nb::arg("size_bytes"),
+             "Returns zeros that are not resident before they are written.");
   nb::class_<Arena>(module, "Arena",
                     "Records of one stride in native memory; a record never moves, untouched memory is not resident.")
       .def("__init__", &create_arena, nb::arg("stride_bytes"))

@@ -112,7 +112,8 @@ void require_room(const Arena& arena, std::int64_t num_slots) {
                           std::to_string(arena.num_slots()) + "; reserve more slots first");
 }
 
-std::int64_t initialize(const Arena& arena, const RecordLayout& layout, Ids slots, Ids row_ids, const InitialRowsHolder& initial) {
+std::int64_t initialize(const Arena& arena, const RecordLayout& layout, Ids slots, Ids row_ids,
+                        const InitialRowsHolder& initial) {
   require_equal("row_ids", row_ids.size(), "slots", slots.size());
   nb::gil_scoped_release release;
   arena.check(slots.data(), length(slots), 0);
@@ -155,8 +156,9 @@ std::int64_t update(const Arena& arena, const RecordLayout& layout, Ids slots, R
   const StepGradients merged{gradients.data(), nullptr, nullptr, layout.dim, 1.0f, 1.0f};
   nb::gil_scoped_release release;
   arena.check(slots.data(), length(slots), 0);
-  return adam_update({arena, layout, factors, slots.data(), merged, {0.0f, step_factors.data()}, drawn_from, length(slots), nullptr,
-                      {}}, num_threads);
+  const PerRow<float> factor_of{0.0f, step_factors.data()};
+  return adam_update({arena, layout, factors, slots.data(), merged, factor_of, drawn_from, length(slots), nullptr, {}},
+                     num_threads);
 }
 
 ComponentPlace place_in(const Arena& arena, std::int64_t dim, std::int64_t offset_bytes, const std::string& dtype) {

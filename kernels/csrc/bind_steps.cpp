@@ -75,34 +75,37 @@ OutIds insert(StepRowsHolder& self, Index& index) {
 using Touches = Array2<std::uint64_t>;
 
 // Throws std::out_of_range unless there is a record, and a place in touches, for each slot.
-void check_slots(const StepRows& rows, const Arena& arena, const Touches& touches) {
+void check_slots(const StepRows& rows, const Arena& arena, const std::optional<Touches>& touches) {
   if (rows.num_rows() > 0 && rows.slots() == nullptr) {
     throw std::invalid_argument("the rows of the step have no slots yet; find and insert them first");
   }
-  require_equal("a row of touches", touches.shape(1), "change number and step", 2);
   arena.check(rows.slots(), rows.num_rows(), 0);
+  if (!touches) return;
   const std::int64_t largest = largest_slot(rows.slots(), rows.num_rows());
-  if (largest < static_cast<std::int64_t>(touches.shape(0))) return;
-  throw std::out_of_range("touches has " + std::to_string(touches.shape(0)) + " rows, the step touches slot " +
+  if (largest < static_cast<std::int64_t>(touches->shape(0))) return;
+  throw std::out_of_range("touches has " + std::to_string(touches->shape(0)) + " rows, the step touches slot " +
                           std::to_string(largest));
 }
 
 std::int64_t update(const Arena& arena, const RecordLayout& layout, const StepRowsHolder& holder, const AdamFactors& factors,
                     float step_factor, std::optional<Array1<const float>> row_factors, std::uint64_t table_seed,
-                    std::optional<Ids> row_steps, Touches touches, std::uint64_t change_number, std::int64_t table_step,
-                    int num_threads) {
+                    std::optional<Ids> row_steps, std::optional<Touches> touches, std::uint64_t change_number,
+                    std::int64_t table_step, int num_threads) {
   const StepRows& rows = holder.rows;
   const auto num_rows = static_cast<std::size_t>(rows.num_rows());
   if (num_rows > 0) require_dim("gradients", static_cast<std::size_t>(rows.gradients().dim), layout.dim);
   if (row_factors) require_equal("row_factors", row_factors->size(), "the step", num_rows);
   if (row_steps) require_equal("row_steps", row_steps->size(), "the step", num_rows);
+  if (touches) require_equal("a row of touches", touches->shape(1), "change number and step", 2);
   require_threads(num_threads);
   const MaybeReleaseGil release(num_rows * static_cast<std::size_t>(arena.stride_bytes()));
   check_slots(rows, arena, touches);
   static_assert(sizeof(Touch) == 2 * sizeof(std::uint64_t));
-  return adam_update({arena, layout, factors, rows.slots(), rows.gradients(), {step_factor, row_factors ? row_factors->data() : nullptr},
-                      {table_seed, rows.row_ids(), {table_step, row_steps ? row_steps->data() : nullptr}}, rows.num_rows(),
-                      reinterpret_cast<Touch*>(touches.data()), {change_number, table_step}},
+  const PerRow<float> factor_of{step_factor, row_factors ? row_factors->data() : nullptr};
+  const Rounding rounding{table_seed, rows.row_ids(), {table_step, row_steps ? row_steps->data() : nullptr}};
+  Touch* const touched = touches ? reinterpret_cast<Touch*>(touches->data()) : nullptr;
+  return adam_update({arena, layout, factors, rows.slots(), rows.gradients(), factor_of, rounding, rows.num_rows(), touched,
+                      {change_number, table_step}},
                      num_threads);
 }
 
@@ -128,7 +131,7 @@ void bind_steps(nb::module_& module) {
   bind_index_calls<ArrayIndex>(rows);
   module.def("update_rows", &update, nb::arg("arena"), nb::arg("layout"), nb::arg("rows"), nb::arg("factors"),
              nb::arg("step_factor"), exact("row_factors").none(), nb::arg("table_seed"), exact("row_steps").none(),
-             exact("touches"), nb::arg("change_number"), nb::arg("table_step"), nb::arg("num_threads"),
+             exact("touches").none(), nb::arg("change_number"), nb::arg("table_step"), nb::arg("num_threads"),
              "Applies one step and notes what it touched; returns saturated weights.");
 }
 

@@ -3,6 +3,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -10,6 +11,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "dispatch.h"
 #include "distinct.h"
 #include "merge.h"
 
@@ -61,6 +63,17 @@ bool is_merged(Ids row_ids, Rows2 gradients, float unscale) {
   return sums_stay_below_limit(largest_magnitude(gradients.data(), num_values, 1), 1, unscale);
 }
 
+SHARDAM_CLONES bool all_in_range(const std::int64_t* row_ids, std::size_t count, std::uint64_t bound) {
+  std::uint64_t outside = 0;
+  for (std::size_t i = 0; i < count; ++i) outside |= static_cast<std::uint64_t>(row_ids[i]) >= bound ? 1 : 0;
+  return outside == 0;
+}
+
+bool all_below(Ids row_ids, std::int64_t bound) {
+  const MaybeReleaseGil release(row_ids.nbytes());
+  return all_in_range(row_ids.data(), row_ids.size(), static_cast<std::uint64_t>(std::max<std::int64_t>(bound, 0)));
+}
+
 using OutBytes = Array1<std::uint8_t>;
 using OutFloats = Array1<float>;
 
@@ -95,6 +108,7 @@ std::tuple<nb::bytes, std::vector<OutBytes>> new_message(const std::vector<nb::b
 
 void bind_worker(nb::module_& module) {
   module.def("distinct_ids", &distinct, exact("row_ids"), nb::arg("num_shards"), "Returns (row_ids, places, ends).");
+  module.def("all_below", &all_below, exact("row_ids"), nb::arg("bound"), "Returns whether all ids are 0 to bound - 1.");
   module.def("split_by_shard", &split, exact("row_ids"), nb::arg("num_shards"),
              "Returns (order, ends); order is None if the ids lie by shard.");
   module.def("is_merged", &is_merged, exact("row_ids"), exact("gradients"), nb::arg("unscale"),

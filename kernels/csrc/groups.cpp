@@ -7,35 +7,28 @@
 namespace shardam {
 namespace {
 
-constexpr int kMinBits = 4;
+constexpr std::int64_t kMinSize = 16;
 constexpr std::int64_t kPrefetch = 12;  // ids ahead; about what a core keeps in flight
-constexpr std::size_t kMaxKept = std::size_t{1} << 20;  // entries, 8 MiB: a step of half a million ids
-
-// The table of a thread's last call, so that each need not take and give back pages of memory.
-std::vector<std::uint64_t>& kept_table() {
-  static thread_local std::vector<std::uint64_t> table;
-  return table;
-}
 
 // Calls is_new(i, row) at the first appearance of each id, which has the number `row`, and is_known(i, row) at the others.
 // id_of(row) is the id that a number was given to.
 template <class IdOf, class IsNew, class IsKnown>
 std::int64_t number_ids(const std::int64_t* row_ids, std::int64_t count, const IdOf& id_of, const IsNew& is_new,
                         const IsKnown& is_known) {
-  int bits = kMinBits;
-  while ((std::int64_t{1} << bits) < 2 * count) ++bits;  // at most half full
-  const std::size_t size = std::size_t{1} << bits, mask = size - 1;
-  std::vector<std::uint64_t> own;
-  std::vector<std::uint64_t>& table = size <= kMaxKept ? kept_table() : own;
-  if (table.size() < size) table.resize(size);
+  std::int64_t size = kMinSize;
+  while (size < 2 * count) size *= 2;  // at most half full
+  const Buffer<std::uint64_t> table(size);
   // An entry is one more than the number of a row, and above it the upper half of the row's mixed id; 0: none. Where it stands
   // is told by the lower half: all ids of a shard share the upper bits.
   std::uint64_t* entries = table.data();
   std::fill(entries, entries + size, 0);
+  const auto mask = static_cast<std::size_t>(size - 1);
   constexpr std::uint64_t kNumber = 0xffffffffu;
   std::int64_t num_rows = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    if (i + kPrefetch < count) __builtin_prefetch(entries + (mix64(static_cast<std::uint64_t>(row_ids[i + kPrefetch])) & mask), 1);
+    if (i + kPrefetch < count) {
+      __builtin_prefetch(entries + (mix64(static_cast<std::uint64_t>(row_ids[i + kPrefetch])) & mask), 1);
+    }
     const std::uint64_t mixed = mix64(static_cast<std::uint64_t>(row_ids[i]));
     for (std::size_t at = mixed & mask;; at = (at + 1) & mask) {
       const std::uint64_t entry = entries[at];

@@ -2,28 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
+#include "buffer.h"
+
 namespace shardam {
-
-// An array that starts uninitialised: what is written whole need not be zeroed first.
-template <class T>
-class Buffer {
- public:
-  Buffer() = default;
-  // Throws std::bad_alloc.
-  explicit Buffer(std::int64_t size) : data_(new T[static_cast<std::size_t>(size)]), size_(size) {}
-
-  T* data() const { return data_.get(); }
-  std::int64_t size() const { return size_; }
-  T& operator[](std::int64_t at) const { return data_[static_cast<std::size_t>(at)]; }
-  void shorten(std::int64_t size) { size_ = size; }
-
- private:
-  std::unique_ptr<T[]> data_;
-  std::int64_t size_ = 0;
-};
 
 // Ids each once, in order of first appearance; the positions of each one's gradients, ascending, as a chain.
 struct Chains {

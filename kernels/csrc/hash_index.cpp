@@ -14,6 +14,7 @@ constexpr int kMaxBits = 56;  // 2^56 entries of 16 bytes are beyond any address
 constexpr std::size_t kNear = 8;  // entries looked at one by one: two lines of the cache, and few crowds are longer
 constexpr std::int64_t kFewRows = 64;  // below, the range of the ids that are there says little of those to come
 constexpr std::size_t kPassedPerHome = 8;  // spreading costs about as much as to pass one entry per home
+constexpr std::size_t kLargePagesFrom = 1 << 21;  // of homes: else a large page holds the room behind them, which is not used
 constexpr std::int64_t kChunk = 64;  // ids whose entries are prefetched together: a few times what a core keeps in flight
 
 // Longest allowed fill, 11/16: beyond, searches lengthen faster than memory shrinks.
@@ -95,7 +96,8 @@ void HashIndex::spread() {
 }
 
 void HashIndex::grow(int bits) {
-  ZeroedMemory memory(2 * (std::size_t{1} << bits) * sizeof(Entry), /*large_pages=*/true);
+  const std::size_t homes_bytes = (std::size_t{1} << bits) * sizeof(Entry);
+  ZeroedMemory memory(2 * homes_bytes, /*large_pages=*/homes_bytes >= kLargePagesFrom);
   Entry* to = memory.as<Entry>();
   const Entry* from = entries();
   set_range(bits);

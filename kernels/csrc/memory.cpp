@@ -31,16 +31,23 @@ void* map(std::size_t size_bytes) {
 }
 
 // Maps with the start on a large page's boundary, by mapping more and giving back both ends.
-void* map_large(std::size_t size_bytes) {
+void* map_aligned(std::size_t size_bytes) {
   char* mapped = static_cast<char*>(map(size_bytes + kLargePage));
   const auto address = reinterpret_cast<std::uintptr_t>(mapped);
   const std::size_t head = round_up(address, kLargePage) - address;
   if (head > 0) munmap(mapped, head);
   munmap(mapped + head + size_bytes, kLargePage - head);
-#if defined(MADV_HUGEPAGE)
-  madvise(mapped + head, size_bytes, MADV_HUGEPAGE);  // advice: a system without large pages refuses it, and works
-#endif
   return mapped + head;
+}
+
+// Advice: a system without large pages refuses it, and works.
+void advise_large_pages(void* data, std::size_t size_bytes) {
+#if defined(MADV_HUGEPAGE)
+  madvise(data, size_bytes, MADV_HUGEPAGE);
+#else
+  static_cast<void>(data);
+  static_cast<void>(size_bytes);
+#endif
 }
 
 }  // namespace
@@ -57,8 +64,18 @@ ZeroedMemory::ZeroedMemory(std::size_t size_bytes, bool large_pages) {
   }
   const bool large = large_pages && size_bytes >= kLargePage;
   size_bytes_ = round_up(size_bytes, large ? kLargePage : kMapFrom);
-  data_ = large ? map_large(size_bytes_) : map(size_bytes_);
+  data_ = size_bytes_ >= kLargePage ? map_aligned(size_bytes_) : map(size_bytes_);
   mapped_bytes_ = size_bytes_;
+  if (large) advise_large_pages(data_, size_bytes_);
+}
+
+void ZeroedMemory::use_large_pages() {
+  if (mapped_bytes_ < kLargePage) return;
+  advise_large_pages(data_, mapped_bytes_);
+#if defined(__linux__)
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1, which headers of older systems lack
+  madvise(data_, mapped_bytes_, kCollapse);
+#endif
 }
 
 ZeroedMemory::~ZeroedMemory() {

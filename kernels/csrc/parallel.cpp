@@ -40,8 +40,8 @@ bool spin_for(std::chrono::microseconds limit, const IsDone& is_done) {
   return false;
 }
 
-// One job's parts, and who is next: a number of the job, how many parts it has, and the next part, in one word, so that a thread
-// that comes late for one job can neither miss nor repeat a part of another.
+// One job's parts, and who is next: a number of the job, how many parts it has, and the next part, in one word, so that a
+// thread that comes late for one job can neither miss nor repeat a part of another.
 struct Ticket {
   static constexpr int kBits = 20;
   static constexpr std::uint64_t kMask = (1u << kBits) - 1;

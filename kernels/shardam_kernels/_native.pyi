@@ -209,7 +209,7 @@ class StepRows:
     def insert(self, index: ArrayIndex) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]:
         """Gives slots to the absent rows; returns their positions."""
 
-def update_rows(arena: Arena, layout: RecordLayout, rows: StepRows, factors: AdamFactors, step_factor: float, row_factors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, table_seed: int, row_steps: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, touches: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')], change_number: int, table_step: int, num_threads: int) -> int:
+def update_rows(arena: Arena, layout: RecordLayout, rows: StepRows, factors: AdamFactors, step_factor: float, row_factors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, table_seed: int, row_steps: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, touches: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')] | None, change_number: int, table_step: int, num_threads: int) -> int:
     """Applies one step and notes what it touched; returns saturated weights."""
 
 def sum_places(gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], skipped: int | None, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
@@ -217,6 +217,9 @@ def sum_places(gradients: Annotated[NDArray[numpy.float32], dict(shape=(None, No
 
 def distinct_ids(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_shards: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]]:
     """Returns (row_ids, places, ends)."""
+
+def all_below(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], bound: int) -> bool:
+    """Returns whether all ids are 0 to bound - 1."""
 
 def split_by_shard(row_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_shards: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')] | None, Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]]:
     """Returns (order, ends); order is None if the ids lie by shard."""

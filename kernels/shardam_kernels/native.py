@@ -35,6 +35,7 @@ __all__ = [
     "RowIndex",
     "StepRows",
     "adam_update",
+    "all_below",
     "distinct_ids",
     "gather_rows",
     "gather_weights",
@@ -180,7 +181,7 @@ def update_rows(
     records: Records,
     rows: StepRows,
     factors: Factors,
-    touches: Uint64s,
+    touches: Uint64s | None,
     change_number: int,
     table_step: int,
     row_steps: RowSteps | None = None,
@@ -193,7 +194,7 @@ def update_rows(
         records: the table's records.
         rows: of group_rows; found, and inserted where they were absent.
         factors: of the step.
-        touches: uint64 [num_slots or more, 2], by slot: change_number and table_step are written there.
+        touches: uint64 [num_slots or more, 2], by slot: change_number and table_step are written there; None: nowhere.
         change_number: the change that the step is part of.
         table_step: t after it.
         row_steps: of rows that count their own steps; None: all take the table's.
@@ -278,6 +279,11 @@ def zeroed_memory(size_bytes: int) -> Uint8s:
         MemoryError: there is no such address space.
     """
     return _native.zeroed_memory(size_bytes)
+
+
+def all_below(row_ids: Int64s, bound: int) -> bool:
+    """Returns whether all ids, int64 [N], are 0 to bound - 1."""
+    return _native.all_below(row_ids, bound)
 
 
 def distinct_ids(row_ids: Int64s, num_shards: int = 1) -> tuple[Int64s, Int64s, Int64s]:

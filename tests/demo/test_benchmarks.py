@@ -51,7 +51,7 @@ def figures(lines: Sequence[str]) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("script", "arguments", "names"),
     [
-        ("kernels.py", (), {"update-1", "update-2", "plain", "gather-1", "gather-2", "merge"}),
+        ("kernels.py", (), {"update-1", "update-2", "plain", "noted", "gather-1", "gather-2", "merge"}),
         ("checkpoint.py", (), {"push-p99", "write", "restore", "journal"}),
         ("gpu_shard.py", ("--device", "interpret"), {"gpu-shard-push", "gpu-shard-pull"}),
         ("service.py", SERVICE, set(SERVICE)),

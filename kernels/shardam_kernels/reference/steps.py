@@ -60,13 +60,13 @@ def update_rows(
     records: Records,
     rows: StepRows,
     factors: Factors,
-    touches: npt.NDArray[np.uint64],
+    touches: npt.NDArray[np.uint64] | None,
     change_number: int,
     table_step: int,
     row_steps: RowSteps | None = None,
     table_seed: int = 0,
 ) -> int:
-    """Applies one step to its rows and notes change_number and table_step in touches, uint64 [num_slots, 2].
+    """Applies one step to its rows and notes change_number and table_step in touches, uint64 [num_slots, 2], if given.
 
     Returns:
         How many weights were saturated.
@@ -76,7 +76,8 @@ def update_rows(
         rounding = Rounding(table_seed, rows.merged.row_ids, np.full(num_rows, table_step, np.int64))
         narrow = records.layout.dtype != "float32"
         row_steps = RowSteps(factors.step_factors(num_rows), rounding if narrow else None)
-    touches[rows.slots] = change_number, table_step
+    if touches is not None:
+        touches[rows.slots] = change_number, table_step
     return adam_update(records, rows.slots, rows.merged.gradients, factors, row_steps)
 
 

@@ -45,6 +45,14 @@ class ReadWriteLock:
     @contextlib.contextmanager
     def write(self) -> Iterator[None]:
         """Holds the lock alone."""
+        self.enter_alone()
+        try:
+            yield
+        finally:
+            self.leave_alone()
+
+    def enter_alone(self) -> None:
+        """Takes the lock alone, until `leave_alone`."""
         with self._condition:
             self._num_waiting_writers += 1
             try:
@@ -53,9 +61,9 @@ class ReadWriteLock:
             finally:
                 self._num_waiting_writers -= 1
             self._writing = True
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._writing = False
-                self._condition.notify_all()
+
+    def leave_alone(self) -> None:
+        """Gives the lock back as the writer."""
+        with self._condition:
+            self._writing = False
+            self._condition.notify_all()

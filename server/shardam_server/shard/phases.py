@@ -17,9 +17,9 @@ READ_PHASES = ("wait", "decode", "gather", "send")
 last message of the answer is handed to the transport."""
 
 PUSH_PHASES = ("wait", "decode", "merge", "lock", "index", "journal", "update", "settle", "send")
-"""Of a push: until its turn in the order of changes; digest and checks of its ids; sums of duplicates and their check; until
-reads of its tables have ended; finding and creating rows; writing the journal; Adam; until it is as safe as the journal
-promises; until its answer is handed to the transport."""
+"""Of a push: until its turn in the order of changes; digest and checks of its ids; duplicates and the check of their sums;
+until reads of its tables have ended; finding and creating rows; writing the journal; sums and Adam; until it is as safe as the
+journal promises; until its answer is handed to the transport."""
 
 KERNEL_PHASES = frozenset({"merge", "index", "update", "gather"})
 """Those that are spent in native kernels."""

@@ -370,7 +370,12 @@ class ShardState(InstalledTables):
     def write_locks(self, tables: Sequence[Table]) -> Iterator[None]:
         """Holds tables for writing, once snapshots have room for what that may change."""
         self.snapshots.wait_for_room()
-        with contextlib.ExitStack() as stack:
+        held = []  # a push of many tables takes many locks: no context of its own for each
+        try:
             for table in sorted(tables, key=lambda table: table.table_id):  # one order for all: no deadlock with reads
-                stack.enter_context(table.lock.write())
+                table.lock.enter_alone()
+                held.append(table.lock)
             yield
+        finally:
+            for lock in held:
+                lock.leave_alone()

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardam_kernels.factors import AdamOptions, Factors, OptionError, factors
+from shardam_kernels import native
+from shardam_kernels.factors import AdamOptions, Factors, OptionError
 from shardam_proto.errors import BadOption, IdOutOfRange, JournalDamaged, NonFiniteGradient, ReadOnly
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2
@@ -21,7 +22,7 @@ from shardam_server.shard.locks import ReadWriteLock
 from shardam_server.shard.records import Float32s, Gradients, Int64s
 from shardam_server.shard.row_writes import RowWrite, check_steps, check_values, some_ids
 from shardam_server.shard.storage import MakeRecords, RowStorage, make_storage
-from shardam_server.shard.table_steps import RowStepValues, StagedUpdate, Step
+from shardam_server.shard.table_steps import RowStepValues, StagedUpdate, Step, cached_factors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,9 +181,7 @@ class Table:
             IdOutOfRange: at least one id is negative or too large.
         """
         bound = self.spec.num_embeddings
-        if bound is None or row_ids.size == 0:
-            return
-        if row_ids.min() >= 0 and row_ids.max() < bound:
+        if bound is None or native.all_below(row_ids, bound):
             return
         outside = row_ids[(row_ids < 0) | (row_ids >= bound)]
         raise IdOutOfRange(
@@ -250,7 +249,7 @@ class Table:
                 )
             return section.recorded.factors
         try:
-            return factors(section.options, self.step + 1, grad_scale=section.grad_scale, contributions=section.contributions)
+            return cached_factors(section.options, self.step + 1, section.grad_scale, section.contributions)
         except OptionError as error:
             raise BadOption(f"table {self.spec.name!r}: {error}", metadata={"table": self.spec.name}) from error
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardam_kernels.factors import AdamOptions, Factors, row_step_factors
+from shardam_kernels.factors import AdamOptions, Factors, factors, row_step_factors
 from shardam_proto.errors import JournalDamaged
 from shardam_server.shard.records import Float32s, Gradients, Int64s, StagedStep
 
@@ -68,6 +69,16 @@ class StagedUpdate(NamedTuple):
     def slots(self) -> Int64s:
         """int64 [U]."""
         return self.gradients.slots
+
+
+@functools.lru_cache(maxsize=64)  # the tables of a push mostly have the same step and options
+def cached_factors(options: AdamOptions, t: int, grad_scale: float, contributions: int) -> Factors:
+    """Returns the factors of step t.
+
+    Raises:
+        OptionError: as `factors`.
+    """
+    return factors(options, t, grad_scale=grad_scale, contributions=contributions)
 
 
 def values_by_id(row_ids: Int64s, row_steps: npt.NDArray[np.uint32], step: Step) -> RowStepValues:
