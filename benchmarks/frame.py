@@ -135,7 +135,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def measure(benchmark: Benchmark, *, smoke: bool, num_rounds: int | None = None) -> Measured:
-    """Runs a benchmark: a warm-up of both, then rounds of control, ours, peer."""
+    """Runs a benchmark: a warm-up of both, then rounds of control, ours, control, peer: neither finds the other's caches."""
     pair = benchmark.make(smoke)
     source = np.ones(_CONTROL_BYTES // (64 if smoke else 1), np.uint8)
     target = np.empty_like(source)
@@ -148,11 +148,12 @@ def measure(benchmark: Benchmark, *, smoke: bool, num_rounds: int | None = None)
         work()
 
     def seconds(work: Callable[[], object]) -> float:
-        return statistics.median(seconds_of(work) for _ in range(pair.calls))
+        return statistics.median(seconds_of(work) for _ in range(1 if work is control else pair.calls))
 
     rounds = range(num_rounds or (SMOKE_ROUNDS if smoke else ROUNDS))
-    times = [(seconds_of(control), seconds(pair.ours), seconds(pair.peer)) for _ in rounds]
-    controls, ours, peers = zip(*times, strict=True)
+    times = [[seconds(work) for work in (control, pair.ours, control, pair.peer)] for _ in rounds]
+    before_ours, ours, before_peers, peers = zip(*times, strict=True)
+    controls = [*before_ours, *before_peers]
     value, peer_value = pair.work / statistics.median(ours), pair.work / statistics.median(peers)
     figure = Figure(
         name=benchmark.name,

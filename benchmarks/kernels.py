@@ -1,8 +1,8 @@
 """The CPU kernels against torch and plain C: python benchmarks/kernels.py [--json] [--smoke] [--check] [NAME ...].
 
 A table of 1M rows of 64 float32; a batch is 16,384 ids, Zipf distributed with exponent 1.05, of which 42 % are distinct. A push
-is what a shard does with a section: duplicates, the check of the sums, lookup, Adam. What it notes of each row beside that (the
-change and step that last touched it, which torch does not) has a figure of its own.
+is all that a shard does with a section: duplicates, the check of the sums, lookup, Adam, and what it notes of each row (the
+change and step that last touched it), whose cost has a figure of its own.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Table:
     def group(self, row_ids: npt.NDArray[np.int64], gradients: npt.NDArray[np.float32], num_threads: int) -> native.StepRows:
         return native.group_rows(row_ids, gradients, self.factors, num_threads)
 
-    def apply(self, rows: native.StepRows, num_threads: int, *, noted: bool = False) -> None:
+    def apply(self, rows: native.StepRows, num_threads: int, *, noted: bool = True) -> None:
         rows.find(self.index)
         touches = self.touches if noted else None
         native.update_rows(self.records, rows, self.factors, touches, 1, 100, num_threads=num_threads)
@@ -101,11 +101,15 @@ def update_pair(smoke: bool, *, num_threads: int) -> Pair:
 
 
 def plain_pair(smoke: bool) -> Pair:
-    """A push in one thread; the peer is a loop in C that has no index, no check and notes nothing."""
+    """A push in one thread; the peer is a loop in C over the same records: it has no index, checks nothing and notes nothing."""
     num_rows, count = (SMOKE_ROWS, SMOKE_BATCH) if smoke else (NUM_ROWS, BATCH)
     row_ids, gradients = push_of(count, num_rows)
     table, plain = Table(num_rows), PlainTable(num_rows, DIM)
-    return Pair(count, lambda: table.apply(table.group(row_ids, gradients, 1), 1), lambda: plain.update(row_ids, gradients))
+    return Pair(
+        count,
+        lambda: table.apply(table.group(row_ids, gradients, 1), 1, noted=False),
+        lambda: plain.update(row_ids, gradients),
+    )
 
 
 def merge_pair(smoke: bool) -> Pair:
@@ -127,8 +131,8 @@ def noted_pair(smoke: bool) -> Pair:
     table, other = Table(num_rows), Table(num_rows)
     return Pair(
         count,
-        lambda: table.apply(table.group(row_ids, gradients, 1), 1, noted=True),
-        lambda: other.apply(other.group(row_ids, gradients, 1), 1),
+        lambda: table.apply(table.group(row_ids, gradients, 1), 1),
+        lambda: other.apply(other.group(row_ids, gradients, 1), 1, noted=False),
     )
 
 

@@ -34,8 +34,11 @@ def gathered(num_threads: int) -> npt.NDArray[np.float32]:
 
 def program(body: str) -> subprocess.CompletedProcess[str]:
     """Runs a program of its own that has `gathered`."""
-    head = f"import os, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from test_native_threads import *\n"
-    return subprocess.run([sys.executable, "-c", head + body], capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-c", "import os, sys; from test_native_threads import *\n" + body]
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "PYTHONPATH": paths}
+    )
 
 
 def test_calls_at_the_same_time_share_the_threads_and_none_waits_for_another() -> None:
