@@ -101,7 +101,7 @@ def update_pair(smoke: bool, *, num_threads: int) -> Pair:
 
 
 def plain_pair(smoke: bool) -> Pair:
-    """A push in one thread; the peer is a loop in C over the same records: it has no index, checks nothing and notes nothing."""
+    """A push in one thread; the peer is a loop in C over the same records: no index, no checks, no notes."""
     num_rows, count = (SMOKE_ROWS, SMOKE_BATCH) if smoke else (NUM_ROWS, BATCH)
     row_ids, gradients = push_of(count, num_rows)
     table, plain = Table(num_rows), PlainTable(num_rows, DIM)
