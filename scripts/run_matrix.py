@@ -2,7 +2,7 @@
 
 Usage: python scripts/run_matrix.py [--threads N,N] [--chunk-kib N,N] [STAGE ...]
 
-Without --threads: 1 and 4. Without --chunk-kib: 64, 1024 (the default of clients) and 4096, the least and the most. Without
+Without --threads: 1 and 4. Without --chunk-kib: 64, 2048 (the default of clients) and 4096, the least and the most. Without
 stages: all of scripts/run_tests.py. Exit status: 0 if every stage passed under every setting, 1 otherwise, 2 for bad arguments.
 """
 
@@ -25,7 +25,7 @@ from shardam_testing.matrix import CHUNK_NAME, THREADS_NAME
 THREADS = (1, 4)
 """The default, and more than there are cores in CI."""
 
-CHUNK_KIB = (64, 1024, 4096)
+CHUNK_KIB = (64, 2048, 4096)
 """The least, the default, and the most."""
 
 

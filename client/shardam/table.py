@@ -41,7 +41,7 @@ class PendingPull:
             float32 [N, dim] in the order of the ids; private and writable. A second call returns the same rows.
         """
         (rows,) = self._read.result()
-        return rows if self._places is None else rows[self._places]
+        return rows if self._places is None else np.take(rows, self._places, axis=0)  # half the time of an index
 
 
 class Table:

@@ -239,7 +239,9 @@ class ShardState(InstalledTables):
             staged = stage_all(updates, self.change_number + 1)
             self.laps.end("index")
             try:
-                with self.journaled(record([step for _, step in staged])):
+                keeps = self.journal.keeps_changes
+                change = record([step for _, step in staged]) if keeps else change_records.bare_record(self.change_number + 1)
+                with self.journaled(change):
                     self.laps.end("journal")
                     for table, step in staged:
                         table.apply(step)

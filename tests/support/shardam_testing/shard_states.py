@@ -33,6 +33,8 @@ Record = tuple[journal_pb2.JournalRecord, bytes]
 class MemoryJournal(NoJournal):
     """Keeps records as a file would: as bytes."""
 
+    keeps_changes = True
+
     def __init__(self) -> None:
         self.frames: list[tuple[bytes, bytes]] = []
 

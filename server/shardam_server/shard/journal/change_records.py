@@ -23,6 +23,11 @@ Change = tuple[journal_pb2.JournalRecord, Arrays]
 """A record and the arrays behind it."""
 
 
+def bare_record(change_number: int) -> Change:
+    """Describes a change that no journal keeps."""
+    return journal_pb2.JournalRecord(change_number=change_number), []
+
+
 def push_record(
     change_number: int, origin: Origin | None, sections: Sequence[GradientSection], staged: Sequence[StagedTableStep]
 ) -> Change:

@@ -52,6 +52,8 @@ class DiskJournal:
             stands still while changes go on without the journal.
     """
 
+    keeps_changes: bool = True
+
     def __init__(
         self,
         options: JournalOptions,

@@ -15,7 +15,13 @@ Arrays = Sequence[npt.NDArray[np.generic]]
 
 
 class Journal(Protocol):
-    """Takes every change before it is applied. Used from the sequencer's thread alone, but for `durable`."""
+    """Takes every change before it is applied. Used from the sequencer's thread alone, but for `durable`.
+
+    Attributes:
+        keeps_changes: False: what a change's record says beside its number is nobody's concern, and need not be made.
+    """
+
+    keeps_changes: bool
 
     def append(self, record: journal_pb2.JournalRecord, arrays: Arrays) -> None:
         """Writes one change.
@@ -56,6 +62,8 @@ class Journal(Protocol):
 
 class NoJournal:
     """Keeps nothing: rows live in memory only."""
+
+    keeps_changes: bool = False
 
     def append(self, record: journal_pb2.JournalRecord, arrays: Arrays) -> None:
         """Does nothing."""

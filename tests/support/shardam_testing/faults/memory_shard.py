@@ -20,6 +20,8 @@ DEVICE = CpuDevice(num_threads())
 class MemoryJournal:
     """Keeps records as a file would: as bytes."""
 
+    keeps_changes = True
+
     def __init__(self) -> None:
         self.records: list[tuple[bytes, bytes]] = []
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from shardam_testing.matrix import matrix_environment
 from shardam_testing.processes import clean_environment
 from shardam_testing.waiting import wait_for
 
@@ -18,6 +19,9 @@ SUPPORT = Path(__file__).resolve().parents[2]
 
 FAILED = 3
 """Exit status of a worker whose client raised."""
+
+CHUNKS_OF_A_MIB = {"SHARDAM_CHUNK_KIB": "1024"}
+"""Of workers, unless the matrix has others: their large pushes then have several chunks to lose."""
 
 MAX_IN_FLIGHT = 32
 """Numbers that one client may have in flight (PROTOCOL.md, section 4)."""
@@ -189,7 +193,7 @@ class Launch:
         with log.open("wb") as stream:
             process = subprocess.Popen(
                 [sys.executable, "-m", f"shardam_testing.faults.{module}", *arguments],
-                env=clean_environment(PYTHONPATH=str(SUPPORT), **environment),
+                env=clean_environment(**{**CHUNKS_OF_A_MIB, **matrix_environment(), "PYTHONPATH": str(SUPPORT), **environment}),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
