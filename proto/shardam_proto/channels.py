@@ -11,6 +11,7 @@ import grpc
 from shardam_proto.error_details import unpack_error
 from shardam_proto.errors import BadToken, MessageTooLarge, ShardamError, ShardUnreachable, VersionMismatch
 from shardam_proto.limits import CHANNEL_OPTIONS
+from shardam_proto.scheduling import starting_batch_threads
 
 Request = TypeVar("Request", contravariant=True)
 Response = TypeVar("Response", covariant=True)
@@ -32,7 +33,8 @@ class UnaryCall(Protocol[Request, Response]):
 def open_channel(address: str, extra_options: Sequence[tuple[str, int]] = ()) -> grpc.Channel:
     """Opens a channel of its own (no shared subchannel, so that a failed one can be replaced)."""
     options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1), *extra_options]
-    return grpc.insecure_channel(address, options=options)
+    with starting_batch_threads():
+        return grpc.insecure_channel(address, options=options)
 
 
 def check_token(token: str) -> str:

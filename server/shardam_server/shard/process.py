@@ -19,6 +19,7 @@ from shardam_proto.errors import InvalidArgument, JournalDamaged, ShardamError, 
 from shardam_proto.limits import SERVER_OPTIONS
 from shardam_proto.registry import Plan
 from shardam_proto.routing import RouteMap
+from shardam_proto.scheduling import starting_batch_threads
 from shardam_proto.v1 import (
     checkpoint_pb2,
     checkpoint_pb2_grpc,
@@ -156,7 +157,10 @@ class ShardProcess:
             streams=Streams(settings.max_parked, settings.max_reserved_mib * 2**20),
         )
         shard.metrics.watch(self._gauges)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[ShardFront(shard.metrics, settings.plain_token)])
+        with starting_batch_threads():
+            self._server = grpc.aio.server(
+                options=SERVER_OPTIONS, interceptors=[ShardFront(shard.metrics, settings.plain_token)]
+            )
         self._health = health_aio.HealthServicer()
         self._stop = asyncio.Event()
         self._replaced = asyncio.Event()
