@@ -112,7 +112,9 @@ def uint32s(*values: int) -> bytes:
 @pytest.mark.parametrize(
     "positions", [uint32s(1), uint32s(4, 1), uint32s(1, 1), uint32s(1, 8), uint32s(1, 2**32 - 1), uint32s(9, 10)], ids=repr
 )
-def test_positions_that_do_not_fit_the_question_end_the_stream_and_change_nothing(positions: bytes) -> None:
+def test_positions_that_do_not_fit_the_question_end_the_stream_and_change_nothing(
+    positions: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with scripted_session(1, shard_timeout_s=0.5) as (session, shards):
         change(shards, 30)
         read = read_weights_later(session, WANTED)
@@ -125,6 +127,7 @@ def test_positions_that_do_not_fit_the_question_end_the_stream_and_change_nothin
             return [answer]
 
         shards[0].cut_answer = damaged
-        with pytest.raises(ShardUnreachable, match="does not fit the question"):
+        with pytest.raises(ShardUnreachable):  # its last try may as well have ended for want of time
             read_changed(session, WANTED, read.versions, rows)
+        assert "does not fit the question" in caplog.text
         assert np.array_equal(rows[0], before)

@@ -117,11 +117,12 @@ def test_a_damaged_answer_ends_the_stream_and_the_next_one_gives_the_rows(damage
         assert shard.num_streams == 2
 
 
-def test_an_answer_that_is_damaged_again_and_again_is_an_unreachable_shard() -> None:
+def test_an_answer_that_is_damaged_again_and_again_is_an_unreachable_shard(caplog: pytest.LogCaptureFixture) -> None:
     with scripted_session(1, shard_timeout_s=0.5) as (session, (shard,)):
         shard.cut_answer = too_long
-        with pytest.raises(ShardUnreachable, match="more bytes of rows than 24"):
+        with pytest.raises(ShardUnreachable):  # its last try may as well have ended for want of time
             read_weights(session, [(INFO, np.arange(3, dtype=np.int64))])
+        assert "more bytes of rows than 24" in caplog.text
 
 
 def test_rows_that_come_in_one_message_are_views_of_it_and_nobody_elses() -> None:
