@@ -25,8 +25,7 @@ from shardam_server.shard.storage import MakeRecords, RowStorage, make_storage
 from shardam_server.shard.table_steps import RowStepValues, StagedUpdate, Step, cached_factors
 
 
-@dataclasses.dataclass(frozen=True)
-class GradientSection:
+class GradientSection(NamedTuple):
     """One table's gradients of one push.
 
     Attributes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +68,7 @@ def encode(array: npt.NDArray[np.generic]) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-@dataclasses.dataclass(frozen=True)
-class DecodedSection:
+class DecodedSection(NamedTuple):
     """A section with its table and ids.
 
     Attributes:
@@ -113,13 +112,14 @@ def decode_sections(tables: Sequence[Table], sections: Sequence[common_pb2.Secti
         WrongShape: the ids do not fit the sections.
     """
     row_ids = decode_ids(data)
-    total = sum(section.num_rows for section in sections)
+    ends = list(itertools.accumulate(section.num_rows for section in sections))
+    total = ends[-1] if ends else 0
     if total != row_ids.size:
         raise WrongShape(f"the sections name {total} rows, row_ids holds {row_ids.size}")
     decoded, start = [], 0
-    for table, section in zip(tables, sections, strict=True):
-        decoded.append(DecodedSection(table, row_ids[start : start + section.num_rows], section))
-        start += section.num_rows
+    for table, section, end in zip(tables, sections, ends, strict=True):
+        decoded.append(DecodedSection(table, row_ids[start:end], section))
+        start = end
     return decoded
 
 
@@ -137,10 +137,11 @@ def split_rows(sections: Sequence[DecodedSection], data: Buffer) -> Iterator[Flo
         raise WrongShape(f"rows has {len(data)} bytes; {expected} are needed for {shapes or 'no section'}")
     values = _aligned(np.frombuffer(data, dtype="<f4")).astype(np.float32, copy=False)
     start = 0
-    for section in sections:
-        size = section.row_ids.size * section.table.spec.dim
-        yield values[start : start + size].reshape(section.row_ids.size, section.table.spec.dim)
-        start += size
+    for table, row_ids, _ in sections:
+        dim = table.spec.dim
+        end = start + row_ids.size * dim
+        yield values[start:end].reshape(-1, dim)
+        start = end
 
 
 def check_owned(identity: ShardIdentity, table: Table, row_ids: Int64s) -> None:

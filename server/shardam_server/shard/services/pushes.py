@@ -225,14 +225,12 @@ class Pushes:
         """
         shard, head = self._shard, part.head
         decoded = decode_sections(self._tables(head), head.sections, part.row_ids)
+        options = [(decode_options(message), message.grad_scale) for message in head.options]
         result = []
-        for section, gradients in zip(decoded, split_rows(decoded, part.rows), strict=True):
-            options = head.options[section.message.options_index]
-            section.table.check_ids(section.row_ids)
-            check_owned(shard.identity, section.table, section.row_ids)
-            result.append(
-                GradientSection(section.table, section.row_ids, gradients, decode_options(options), options.grad_scale)
-            )
+        for (table, row_ids, message), gradients in zip(decoded, split_rows(decoded, part.rows), strict=True):
+            table.check_ids(row_ids)
+            check_owned(shard.identity, table, row_ids)
+            result.append(GradientSection(table, row_ids, gradients, *options[message.options_index]))
         return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +48,7 @@ class Heading:
     positions: npt.NDArray[np.uint32] | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where rows of one section belong.
 
     Attributes:
@@ -88,12 +88,12 @@ class RowAnswer:
         chunks = _chunks(shapes, chunk_bytes)
         for index, chunk in enumerate(chunks):
             num_bytes = rows_bytes([(stop - start, shapes[section][1]) for section, start, stop in chunk])
-            rows = self._add_message(index, len(chunks), num_bytes)
+            values = self._add_message(index, len(chunks), num_bytes).view(np.float32)
             at = 0
             for section, start, stop in chunk:
                 dim = shapes[section][1]
-                end = at + FLOAT_BYTES * (stop - start) * dim
-                self.places.append(Place(section, start, stop, rows[at:end].view(np.float32).reshape(stop - start, dim)))
+                end = at + (stop - start) * dim
+                self.places.append(Place(section, start, stop, values[at:end].reshape(-1, dim)))
                 at = end
 
     def note_times(self, shard_ns: int, kernel_ns: int) -> None:
