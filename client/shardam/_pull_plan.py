@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -102,8 +103,7 @@ class TableRead:
         return result
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A range of a table's rows, in the order of shards.
 
     Attributes:
@@ -206,17 +206,18 @@ class PullQuestion:
     def take(self, piece: Piece) -> None:
         """Puts the next bytes of rows where they belong."""
         rows, spans = piece.rows, self._read.spans
-        while rows and self._index < len(spans):
-            span = spans[self._index]
-            table = span.table
-            size = (span.end - span.start) * table.row_bytes
-            count = min(len(rows), size - self._at)
-            table.put(span.start * table.row_bytes + self._at, rows[:count])
-            rows, self._at = rows[count:], self._at + count
+        start, num_bytes = 0, len(rows)
+        while start < num_bytes and self._index < len(spans):
+            table, first, end = spans[self._index]
+            size = (end - first) * table.row_bytes
+            stop = min(num_bytes, start + size - self._at)
+            table.put(first * table.row_bytes + self._at, rows[start:stop])
+            self._at += stop - start
+            start = stop
             if self._at == size:
                 self._index, self._at = self._index + 1, 0
-        if rows or (piece.is_last and self._index < len(spans)):
-            expected = sum((span.end - span.start) * span.table.row_bytes for span in spans)
+        if start < num_bytes or (piece.is_last and self._index < len(spans)):
+            expected = sum((end - first) * table.row_bytes for table, first, end in spans)
             raise ShardUnreachable(
-                f"an answer has {'more' if rows else 'fewer'} bytes of rows than {expected}, which was asked for"
+                f"an answer has {'more' if start < num_bytes else 'fewer'} bytes of rows than {expected}, which was asked for"
             )
