@@ -28,6 +28,9 @@ DIM = 64
 LARGE = 60_000
 """Rows of 16 chunks: more than gRPC takes from a client before the shard reads them."""
 
+CHUNK_BYTES = 2**20
+"""Whatever the matrix says: of chunks of 4 MiB gRPC may take not even the first before the shard reads it."""
+
 QUEUE_BYTES = 2**20
 """One large part fills the shard's queue, and what is behind it is not read."""
 
@@ -37,7 +40,8 @@ def client_of(shard: HeldShard) -> Iterator[tuple[Session, Pusher]]:
     """Opens a client; there is no Redis behind it."""
     identity, nowhere = shard.identity, "redis://127.0.0.1:1/0"
     entry = ShardEntry(0, shard.address, "", identity.incarnation, identity.lineage, "cpu", 0, True)
-    session = Session(SessionOptions(nowhere, "test", None, shard_timeout_s=240.0), connect_redis(nowhere), Keys("test"))
+    options = SessionOptions(nowhere, "test", None, shard_timeout_s=240.0, chunk_bytes=CHUNK_BYTES)
+    session = Session(options, connect_redis(nowhere), Keys("test"))
     session.start(ClusterView(identity.cluster, RouteMap(epoch=1, num_shards=1), {0: entry}), Deadline(60.0))
     pusher = Pusher(session)
     try:
