@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -24,32 +24,6 @@ from shardam_testing.raw_client import RawClient, id_bytes
 from shardam_testing.raw_stream import RawStream, Request, chunks_of, raw_stream
 
 from shardam_proto.v1 import embedding_pb2, group_pb2, row_pb2
-from shardam_server.shard.groups.values import GroupTerms
-
-SYNC = GroupTerms("sync", 2, reduce="sum")
-
-
-@pytest.fixture
-def first(shard: HeldShard) -> Iterator[RawClient]:
-    with shard.client() as client:
-        yield client
-
-
-@pytest.fixture
-def second(shard: HeldShard) -> Iterator[RawClient]:
-    with shard.client() as client:
-        yield client
-
-
-@pytest.fixture
-def stream(first: RawClient) -> Iterator[RawStream]:
-    with raw_stream(first.channel) as stream:
-        yield stream
-
-
-@pytest.fixture
-def group(shard: HeldShard, first: RawClient, second: RawClient) -> HeldGroup:
-    return HeldGroup(shard, SYNC, [first, second])
 
 
 def test_parts_are_staged_with_their_peaks_and_applied_by_the_decision(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
 from shardam_testing.held_group import (
     GRADIENT,
+    SYNC,
     HeldGroup,
     assign_request,
     parked,
@@ -27,31 +28,6 @@ from shardam_testing.waiting import wait_for
 from shardam_proto.errors import ShardamError
 from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2, shard_pb2
 from shardam_server.shard.groups.values import GroupTerms
-
-SYNC = GroupTerms("sync", 2, reduce="sum")
-
-
-@pytest.fixture
-def first(shard: HeldShard) -> Iterator[RawClient]:
-    with shard.client() as client:
-        yield client
-
-
-@pytest.fixture
-def second(shard: HeldShard) -> Iterator[RawClient]:
-    with shard.client() as client:
-        yield client
-
-
-@pytest.fixture
-def stream(first: RawClient) -> Iterator[RawStream]:
-    with raw_stream(first.channel) as stream:
-        yield stream
-
-
-@pytest.fixture
-def group(shard: HeldShard, first: RawClient, second: RawClient) -> HeldGroup:
-    return HeldGroup(shard, SYNC, [first, second])
 
 
 def wait_seconds(shard: HeldShard) -> tuple[float, float]:

@@ -18,6 +18,8 @@ from shardam_testing.raw_client import RawClient, id_bytes
 from shardam_testing.raw_stream import RawStream, Request
 from shardam_testing.waiting import wait_for
 
+SYNC = GroupTerms("sync", 2, reduce="sum")
+
 GRADIENT = group_pb2.CONTRIBUTION_KIND_GRADIENT
 EMPTY = group_pb2.CONTRIBUTION_KIND_EMPTY
 ABSTAIN = group_pb2.CONTRIBUTION_KIND_ABSTAIN
