@@ -57,6 +57,13 @@ class ChangeLog:
         """True: something is under way, and no shard has anything to do before other members of the group have arrived."""
         return bool(self._unsettled) and all(change.waits_for_members for change in self._unsettled.values())
 
+    def last_on_its_way(self) -> int:
+        """Returns the last number, if all that has no outcome is on the shards' streams. 0: something has yet to be sent; or a
+        sync group decides about it, and a shard answers when it is staged.
+        """
+        is_sync = self._membership is not None and self._membership.options.is_sync
+        return 0 if is_sync or not all(lane.has_sent_all for lane in self._lanes) else self._last_number
+
     def enter(self, change: AnyChange) -> None:
         """Gives a change the next number, and its step, and sends its parts to all shards."""
         change.fit(self._shards.route_map)

@@ -18,7 +18,8 @@ import torch
 from shardam._arrays import Float32s, Int64s
 from shardam._forks import FORKS
 from shardam._gradient import TableGradient
-from shardam._reads import PendingRead, Versions, read_changed, read_weights, read_weights_later
+from shardam._own_reads import read_own_changed, read_own_weights
+from shardam._reads import PendingRead, Versions, read_weights_later
 from shardam._uses import TableIds, places_among
 from shardam.cluster import Cluster
 from shardam_proto.errors import ShardamError, ShardUnreachable
@@ -218,7 +219,7 @@ class _Taking:
             return [self._all_missing(each) for each in wanted]
         taken = [batch.take(each) for each in wanted]
         if batch.exact:
-            self._bring_up_to_date(batch, versions, wanted, taken)
+            self._bring_up_to_date(versions, wanted, taken)
         return [self._complete(each, *part) for each, part in zip(wanted, taken, strict=True)]
 
     def _versions(self, batch: ForeseenRows) -> Versions | None:
@@ -227,21 +228,16 @@ class _Taking:
         if not batch.exact:
             self._cluster._pusher.raise_error()
             return versions
-        session = self._cluster._ready_to_read(training=self._training)
-        return versions if session is batch.session else None
+        return versions if self._cluster._session is batch.session else None
 
     def _bring_up_to_date(
-        self,
-        batch: ForeseenRows,
-        versions: Versions,
-        wanted: Sequence[Wanted],
-        taken: Sequence[tuple[Int64s | None, Float32s]],
+        self, versions: Versions, wanted: Sequence[Wanted], taken: Sequence[tuple[Int64s | None, Float32s]]
     ) -> None:
         asked = [
             (each.gradient.info, each.row_ids if found is None else each.row_ids[found])
             for each, (found, _) in zip(wanted, taken, strict=True)
         ]
-        read_changed(batch.session, asked, versions, [rows for _, rows in taken], training=self._training)
+        read_own_changed(self._cluster, asked, versions, [rows for _, rows in taken], training=self._training)
 
     def _complete(self, wanted: Wanted, found: Int64s | None, rows: Float32s) -> Float32s:
         if found is None:
@@ -265,7 +261,6 @@ class _Taking:
             (wanted.gradient.info, wanted.row_ids if places is None else wanted.row_ids[places])
             for _, places, wanted in self._missing
         ]
-        session = self._cluster._ready_to_read(training=self._training)
-        pulled = read_weights(session, asked, training=self._training)
+        pulled = read_own_weights(self._cluster, asked, training=self._training)
         for (result, places, _), rows in zip(self._missing, pulled, strict=True):
             result[slice(None) if places is None else places] = rows

@@ -75,6 +75,12 @@ class Lane:
 
     # -- what the change log asks, with the lock held
 
+    @property
+    def has_sent_all(self) -> bool:
+        """True: what is sent to the shard now comes there behind every change, unless the stream breaks."""
+        tries = [waiting.attempt for waiting in self._waiting.values()]
+        return all(attempt is not None and attempt.stream is not None for attempt in tries)
+
     def add(self, change: AnyChange) -> None:
         """Takes the next number."""
         if not self._waiting:

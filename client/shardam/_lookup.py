@@ -12,7 +12,7 @@ import torch
 from shardam._arrays import Float32s, Int64s
 from shardam._foreseen import Wanted, foreseen_ids, take_foreseen
 from shardam._gradient import KeptRows, LookedUpRows, Lookup, PulledRows, TableGradient
-from shardam._reads import read_weights
+from shardam._own_reads import read_own_weights
 from shardam._uses import CompactRows, TableIds, Use, place_of
 from shardam.cluster import Cluster
 from shardam_kernels import native
@@ -154,7 +154,7 @@ def _read(cluster: Cluster, wanted: Sequence[Wanted], training: bool) -> list[Fl
     if taken is not None:
         return taken
     asked = [(each.gradient.info, each.row_ids) for each in wanted]
-    return read_weights(cluster._ready_to_read(training=training), asked, training=training)
+    return read_own_weights(cluster, asked, training=training)
 
 
 def _union(parts: Sequence[Int64s]) -> tuple[Int64s, list[Int64s]]:

@@ -110,6 +110,13 @@ class Pusher:
             self._wait(done)
         self.raise_error()
 
+    def last_on_its_way(self) -> int:
+        """Returns the number of the last change that has no outcome yet, if a read that leaves now comes to every shard behind
+        all of them; 0: nothing is under way, or a read has to wait until it has ended.
+        """
+        with self._changed:
+            return 0 if not self._open or self._queue else self._log.last_on_its_way()
+
     def wait_for_queued(self) -> None:
         """Waits until what is queued so far has ended, well or not, for shard_timeout_s at most; whoever asks next is told."""
         with self._changed:

@@ -16,13 +16,14 @@ from shardam._membership import step_of_read
 from shardam._pull_plan import PullQuestion, ShardRead, TableRead, Wanted, plan_reads
 from shardam._session import Session
 from shardam._shards import Shards
+from shardam_proto.errors import ShardUnreachable
 from shardam_proto.limits import MAX_MESSAGE_BYTES
 from shardam_proto.v1 import common_pb2
 
 __all__ = ["PendingRead", "Versions", "read_changed", "read_weights", "read_weights_later"]
 
 
-def read_weights(session: Session, wanted: Wanted, *, training: bool = False) -> list[Float32s]:
+def read_weights(session: Session, wanted: Wanted, *, training: bool = False, behind: int = 0) -> list[Float32s]:
     """Reads weights of any number of tables, one message per shard where the answer fits one.
 
     Args:
@@ -30,14 +31,18 @@ def read_weights(session: Session, wanted: Wanted, *, training: bool = False) ->
         wanted: tables and ids, int64 [N], duplicates allowed.
         training: True: a gradient of what is read will be pushed, so a member of a bounded group waits until no other is too
             far behind. In a sync group any read waits until each shard has applied what this client knows to be decided.
+        behind: number of a change of this client that the read has to see; 0: of none.
 
     Returns:
         float32 [N, dim] for each, writable.
 
     Raises:
-        ShardamError: as Session.answer.
+        ShardamError: as Session.answer; or a shard has read before the change.
     """
-    return read_weights_later(session, wanted, training=training).result()
+    read = read_weights_later(session, wanted, training=training)
+    rows = read.result()
+    _check_seen(read.last_numbers, behind)
+    return rows
 
 
 def read_weights_later(session: Session, wanted: Wanted, *, training: bool = False) -> PendingRead:
@@ -54,10 +59,12 @@ class PendingRead:
 
     Attributes:
         versions: which rows they are, for read_changed; once result has returned.
+        last_numbers: the last of this client's changes that each answer saw; likewise.
     """
 
     def __init__(self, session: Session, wanted: Wanted, step: int) -> None:
         self.versions: Versions = {}
+        self.last_numbers: list[int] = []
         self._session = session
         self._wanted = wanted
         self._step = step
@@ -93,11 +100,18 @@ class PendingRead:
         headers = _answers(self._session, self._calls)
         answered = zip(self._calls, headers, strict=True)
         self.versions = oldest([(call.link.index, ShardVersion.of(header)) for call, header in answered])
+        self.last_numbers = [header.last_number for header in headers]
         return [table.result() for table in self._tables]
 
 
 def read_changed(
-    session: Session, wanted: Wanted, versions: Versions, rows: Sequence[Float32s], *, training: bool = False
+    session: Session,
+    wanted: Wanted,
+    versions: Versions,
+    rows: Sequence[Float32s],
+    *,
+    training: bool = False,
+    behind: int = 0,
 ) -> int:
     """Brings rows that were read before to the state of now.
 
@@ -107,24 +121,31 @@ def read_changed(
         versions: of that read.
         rows: its results; rows that have changed since are replaced in place. After an error they are of no single moment.
         training: as for read_weights.
+        behind: as for read_weights.
 
     Returns:
         How many rows came: those that a change has touched since, or all, if a shard cannot say.
 
     Raises:
-        ShardamError: as Session.answer.
+        ShardamError: as read_weights.
     """
-    step = step_of_read(session, training=training)
-    num_changed = session.ask(functools.partial(_replace_changed, session, wanted, versions, rows, step))
+    change = functools.partial(_replace_changed, session, wanted, versions, rows, step_of_read(session, training=training))
+    num_changed = session.ask(functools.partial(change, behind))
     if num_changed is not None:
         return num_changed
-    for old, new in zip(rows, read_weights(session, wanted, training=training), strict=True):
+    for old, new in zip(rows, read_weights(session, wanted, training=training, behind=behind), strict=True):
         old[...] = new
     return sum(len(old) for old in rows)
 
 
 def _replace_changed(
-    session: Session, wanted: Wanted, versions: Versions, rows: Sequence[Float32s], step: int, shards: Shards
+    session: Session,
+    wanted: Wanted,
+    versions: Versions,
+    rows: Sequence[Float32s],
+    step: int,
+    behind: int,
+    shards: Shards,
 ) -> int | None:
     """Returns how many rows came; None: a shard is not in the state that was read, and all have to be read."""
     started = time.perf_counter()
@@ -138,6 +159,7 @@ def _replace_changed(
     session.timings.add("split", time.perf_counter() - started)
     with session.timings.measured("wait"):
         headers = _answers(session, _send_all(session, reads, questions, step))
+    _check_seen([header.last_number for header in headers], behind)
     for version, header in zip(since, headers, strict=True):
         now = ShardVersion.of(header)
         if not now.same_state(version) or now.change_number < version.change_number:
@@ -162,6 +184,16 @@ def _send_all(session: Session, reads: Sequence[ShardRead], questions: Sequence[
         session.fill_header(call, session.try_s)
         call.send(session.try_s)
     return calls
+
+
+def _check_seen(last_numbers: Sequence[int], number: int) -> None:
+    """Refuses a read of which a shard's part came before a change that it has to see.
+
+    Raises:
+        ShardUnreachable: it did.
+    """
+    if min(last_numbers, default=number) < number:
+        raise ShardUnreachable(f"a read that has to see change {number} saw changes up to {min(last_numbers)}; read again")
 
 
 def _answers(session: Session, calls: Sequence[StreamCall]) -> list[common_pb2.ResponseHeader]:

@@ -103,7 +103,10 @@ class ClientEntry:
 
 
 class Clients:
-    """All clients of a shard. Used from the sequencer's thread alone, but for `find`, `get`, `touch`, `num_open` and `len`."""
+    """All clients of a shard.
+
+    Used from the sequencer's thread alone, but for `len`, `num_open`, `find`, `last_number`, `get` and `touch`.
+    """
 
     def __init__(self, max_clients: int = MAX_CLIENTS) -> None:
         self._entries: collections.OrderedDict[bytes, ClientEntry] = collections.OrderedDict()
@@ -128,6 +131,11 @@ class Clients:
     def find(self, client_id: bytes) -> ClientEntry | None:
         """Returns a client's entry, closed or not, or None."""
         return self._entries.get(client_id)
+
+    def last_number(self, client_id: bytes) -> int:
+        """Returns a client's last closed number; 0: it has none, or is not known."""
+        entry = self._entries.get(client_id)
+        return 0 if entry is None else entry.last_number
 
     def get(self, client_id: bytes) -> ClientEntry:
         """Returns an open client's entry.

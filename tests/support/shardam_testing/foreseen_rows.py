@@ -27,6 +27,9 @@ class QuietPusher:
 
     def wait_for_queued(self) -> None: ...
 
+    def last_on_its_way(self) -> int:
+        return 0
+
 
 class StandInSession:
     """A client that nothing has ended."""
@@ -98,7 +101,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, mode: str = "async") -> StandInClu
                 raise ShardUnreachable("no shard")
             return self._rows
 
-    def read(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]], *, training: bool = False) -> list[Float32s]:
+    def read(
+        session: Session, wanted: Sequence[tuple[TableInfo, Int64s]], *, training: bool = False, behind: int = 0
+    ) -> list[Float32s]:
+        assert not behind, "nothing is under way"
         made.pulled.append(listed(wanted))
         made.training.append(training)
         return made.rows(wanted)
@@ -114,7 +120,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, mode: str = "async") -> StandInClu
         rows: Sequence[Float32s],
         *,
         training: bool = False,
+        behind: int = 0,
     ) -> int:
+        assert not behind, "nothing is under way"
         assert versions == ("version",)
         made.refreshed.append(listed(wanted))
         made.training.append(training)
@@ -122,8 +130,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, mode: str = "async") -> StandInClu
             old[...] = new
         return 0
 
-    for module in ("_lookup", "_foreseen"):
-        monkeypatch.setattr(f"shardam.{module}.read_weights", read)
+    monkeypatch.setattr("shardam._own_reads.read_weights", read)
+    monkeypatch.setattr("shardam._own_reads.read_changed", changed)
     monkeypatch.setattr("shardam._foreseen.read_weights_later", later)
-    monkeypatch.setattr("shardam._foreseen.read_changed", changed)
     return made

@@ -14,8 +14,8 @@ from shardam_testing.waiting import wait_for
 
 from shardam import AdamOptions
 from shardam._group import GroupOptions
+from shardam._own_reads import read_own_weights
 from shardam._parts import TableStepGradient
-from shardam._reads import read_weights
 from shardam.errors import ShardUnreachable, StepTimeout
 from shardam_proto.v1 import common_pb2
 
@@ -38,7 +38,7 @@ def queue(member: ScriptedMember) -> None:
 
 
 def training_pull(member: ScriptedMember) -> None:
-    (rows,) = read_weights(member.cluster._ready_to_read(training=True), [(INFO, IDS)], training=True)
+    (rows,) = read_own_weights(member.cluster, [(INFO, IDS)], training=True)
     np.testing.assert_array_equal(rows[:, 0], IDS)
 
 

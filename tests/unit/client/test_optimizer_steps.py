@@ -73,12 +73,11 @@ def pulls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each pull was for training; all rows are zero."""
     seen: list[bool] = []
 
-    def read(session: Session, wanted: Sequence[tuple[TableInfo, Int64s]], *, training: bool = False) -> list[Float32s]:
+    def read(cluster: Cluster, wanted: Sequence[tuple[TableInfo, Int64s]], *, training: bool) -> list[Float32s]:
         seen.append(training)
         return [np.zeros((row_ids.size, info.spec.dim), np.float32) for info, row_ids in wanted]
 
-    monkeypatch.setattr("shardam._lookup.read_weights", read)
-    monkeypatch.setattr(RecordingCluster, "_ready_to_read", lambda cluster, *_, **__: cluster.session)
+    monkeypatch.setattr("shardam._lookup.read_own_weights", read)
     return seen
 
 

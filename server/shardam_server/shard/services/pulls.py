@@ -134,14 +134,14 @@ class Pulls:
 
     def _read(self, pull: Pull, laps: Laps) -> RowAnswer:
         """Reads for a stream, under the tables' locks."""
-        shard, head = self._shard, pull.head
+        head = pull.head
         laps.end("wait")
         sections = self._decode(pull)
         positions = None
         row_ids = [section.row_ids for section in sections]
         if isinstance(head, embedding_pb2.PullChangedRequest):
             row_ids, positions = self._changed(sections, head.change_number)
-        heading = Heading(_KIND_OF[type(head)], shard.header(head.header), _fields(sections, row_ids), positions)
+        heading = Heading(_KIND_OF[type(head)], self._header(head.header), _fields(sections, row_ids), positions)
         shapes = [(ids.size, section.table.spec.dim) for ids, section in zip(row_ids, sections, strict=True)]
         answer = RowAnswer(heading, shapes, head.chunk_bytes)
         laps.end("decode")
@@ -154,9 +154,8 @@ class Pulls:
     def _read_message(self, pull: Pull) -> bytes:
         """Reads for a unary call, under the tables' locks."""
         sections = self._decode(pull)
-        head = embedding_pb2.PullResponse(header=self._shard.header(pull.head.header)).SerializeToString() + _fields(
-            sections, [section.row_ids for section in sections]
-        )
+        head = embedding_pb2.PullResponse(header=self._header(pull.head.header)).SerializeToString()
+        head += _fields(sections, [section.row_ids for section in sections])
         if pull.rows_bytes:
             head += _ROWS_TAG + wire.varint(pull.rows_bytes)
         check_size(len(head) + pull.rows_bytes)
@@ -164,6 +163,10 @@ class Pulls:
         self._count(sum(map(len, parts)))
         # Joining copies large parts without the interpreter's lock.
         return b"".join([head, *(np.ascontiguousarray(part, "<f4").reshape(-1).view(np.uint8).data for part in parts)])
+
+    def _header(self, request: common_pb2.RequestHeader) -> common_pb2.ResponseHeader:
+        """Builds an answer's header, under the tables' locks: what the client's last number did is in the rows then."""
+        return self._shard.header(request, self._shard.state.clients.last_number(request.client_id))
 
     def _decode(self, pull: Pull) -> list[DecodedSection]:
         """Checks ids and routes.
