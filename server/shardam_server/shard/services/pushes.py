@@ -224,14 +224,16 @@ class Pushes:
             ShardamError: a section is malformed or misrouted.
         """
         shard, head = self._shard, part.head
-        decoded = decode_sections(self._tables(head), head.sections, part.row_ids)
+        tables, num_rows = self._tables(head), [section.num_rows for section in head.sections]
+        row_ids = decode_sections(num_rows, part.row_ids)
         options = [(decode_options(message), message.grad_scale) for message in head.options]
-        result = []
-        for (table, row_ids, message), gradients in zip(decoded, split_rows(decoded, part.rows), strict=True):
-            table.check_ids(row_ids)
-            check_owned(shard.identity, table, row_ids)
-            result.append(GradientSection(table, row_ids, gradients, *options[message.options_index]))
-        return result
+        gradients = split_rows(tables, num_rows, part.rows)
+        for table, ids in zip(tables, row_ids, strict=True):
+            table.check_ids(ids)
+            check_owned(shard.identity, table, ids)
+        used = [options[section.options_index] for section in head.sections]
+        columns = zip(tables, row_ids, gradients, used, strict=True)
+        return [GradientSection(table, ids, rows, *pair) for table, ids, rows, pair in columns]
 
 
 def _table_steps(outcome: Outcome) -> list[common_pb2.TableStep]:
