@@ -24,7 +24,7 @@ from shardam._values import TableInfo
 from shardam_kernels import native
 from shardam_proto import wire
 from shardam_proto.errors import ShardUnreachable
-from shardam_proto.sections import encode_sections
+from shardam_proto.sections import SECTIONS_FIELD, section_columns
 from shardam_proto.v1 import embedding_pb2
 
 SECTION_BYTES = 64
@@ -168,7 +168,8 @@ class ShardRead:
 
     def sections(self) -> bytes:
         """Returns the sections of the message, encoded."""
-        return encode_sections([table.table_id for table, _, _ in self.spans], [end - start for _, start, end in self.spans])
+        num_rows = [end - start for _, start, end in self.spans]
+        return native.encode_messages(SECTIONS_FIELD, section_columns([table.table_id for table, _, _ in self.spans], num_rows))
 
     def message(self, kind: int, head: bytes) -> bytes:
         """Returns the message with its ids.

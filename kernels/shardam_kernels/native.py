@@ -376,11 +376,8 @@ def encode_messages(field: int, columns: Sequence[tuple[int, Uint64s]]) -> bytes
         field: number of the repeated field, 1 to 15.
         columns: of each field of the messages, ascending, its tag (number << 3 | wire type: 0 for a varint, 1 for eight bytes)
             and its values, uint64 [N]; 1 to 11 of them.
-
-    Returns:
-        Tag, length and content of each of the N messages.
     """
-    return _native.encode_messages(field, list(columns))
+    return _native.encode_messages(field, columns)
 
 
 @functools.lru_cache(maxsize=2**14)  # one for each of thousands of tables

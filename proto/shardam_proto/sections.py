@@ -1,6 +1,6 @@
-"""Sections and steps of a message that may name thousands of tables, encoded from columns, without an object for each of them.
+"""Sections and steps of a message that may name thousands of tables, as columns, without an object for each of them.
 
-The bytes are those that protobuf makes of the messages Section and TableStep (common.proto).
+What native.encode_messages of shardam_kernels makes of them is what protobuf makes of Section and TableStep (common.proto).
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from shardam_kernels import native
 from shardam_proto.v1 import common_pb2
 
 SECTIONS_FIELD = 3
@@ -17,6 +17,9 @@ SECTIONS_FIELD = 3
 
 STEPS_FIELD = 2
 """Number of the field `steps` in the answers that carry rows."""
+
+Columns = list[tuple[int, npt.NDArray[np.uint64]]]
+"""Of each field its tag (number << 3 | wire type), and its value in each message; a zero is left out."""
 
 _VARINT, _FIXED64 = 0, 1
 """Wire types of protobuf's encoding."""
@@ -29,8 +32,8 @@ _TABLE_STEP = 2 << 3 | _VARINT
 """Tags of the fields of Section and TableStep."""
 
 
-def encode_sections(table_ids: Sequence[int], num_rows: Sequence[int], options_indexes: Sequence[int] = ()) -> bytes:
-    """Encodes the field `sections`, of float32 rows.
+def section_columns(table_ids: Sequence[int], num_rows: Sequence[int], options_indexes: Sequence[int] = ()) -> Columns:
+    """Returns the columns of sections of float32 rows.
 
     Args:
         table_ids: of each section its table.
@@ -40,16 +43,14 @@ def encode_sections(table_ids: Sequence[int], num_rows: Sequence[int], options_i
     columns = [(_TABLE_ID, np.array(table_ids, np.uint64)), (_NUM_ROWS, np.array(num_rows, np.uint64))]
     if options_indexes:
         columns.append((_OPTIONS_INDEX, np.array(options_indexes, np.uint64)))
-    columns.append((_DTYPE, np.full(len(table_ids), common_pb2.DTYPE_FLOAT32, np.uint64)))
-    return native.encode_messages(SECTIONS_FIELD, columns)
+    return [*columns, (_DTYPE, np.full(len(table_ids), common_pb2.DTYPE_FLOAT32, np.uint64))]
 
 
-def encode_steps(table_ids: Sequence[int], table_steps: Sequence[int]) -> bytes:
-    """Encodes the field `steps`.
+def step_columns(table_ids: Sequence[int], table_steps: Sequence[int]) -> Columns:
+    """Returns the columns of steps.
 
     Args:
         table_ids: the tables.
         table_steps: the step of each.
     """
-    columns = [(_TABLE_ID, np.array(table_ids, np.uint64)), (_TABLE_STEP, np.array(table_steps, np.uint64))]
-    return native.encode_messages(STEPS_FIELD, columns)
+    return [(_TABLE_ID, np.array(table_ids, np.uint64)), (_TABLE_STEP, np.array(table_steps, np.uint64))]

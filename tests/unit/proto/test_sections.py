@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardam_kernels import native
-from shardam_proto.sections import encode_sections, encode_steps
+from shardam_proto.sections import SECTIONS_FIELD, STEPS_FIELD, section_columns, step_columns
 from shardam_proto.v1 import common_pb2, embedding_pb2
 
 U64 = st.integers(0, 2**64 - 1) | st.integers(0, 300) | st.sampled_from([2**7, 2**14 - 1, 2**14, 2**63])
@@ -21,10 +21,10 @@ def test_sections_are_encoded_as_protobuf_does(rows: list[tuple[int, int, int]])
     for table_id, num_rows, options_index in rows:
         message.sections.add(table_id=table_id, num_rows=num_rows, options_index=options_index, dtype=common_pb2.DTYPE_FLOAT32)
     columns = [[row[place] for row in rows] for place in range(3)]
-    assert encode_sections(*columns) == message.SerializeToString()
+    assert native.encode_messages(SECTIONS_FIELD, section_columns(*columns)) == message.SerializeToString()
     for section in message.sections:
         section.options_index = 0
-    assert encode_sections(*columns[:2]) == message.SerializeToString()
+    assert native.encode_messages(SECTIONS_FIELD, section_columns(*columns[:2])) == message.SerializeToString()
 
 
 @given(st.lists(st.tuples(U64, U64), max_size=40))
@@ -32,7 +32,8 @@ def test_steps_are_encoded_as_protobuf_does(rows: list[tuple[int, int]]) -> None
     message = embedding_pb2.PullResponse()
     for table_id, table_step in rows:
         message.steps.add(table_id=table_id, table_step=table_step)
-    assert encode_steps([row[0] for row in rows], [row[1] for row in rows]) == message.SerializeToString()
+    columns = step_columns([row[0] for row in rows], [row[1] for row in rows])
+    assert native.encode_messages(STEPS_FIELD, columns) == message.SerializeToString()
 
 
 def test_eleven_columns_of_the_longest_varints_have_a_length_of_one_byte() -> None:

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from shardam_kernels import native
 from shardam_proto import wire
 from shardam_proto.errors import BadOption
-from shardam_proto.sections import encode_sections, encode_steps
+from shardam_proto.sections import SECTIONS_FIELD, STEPS_FIELD, section_columns, step_columns
 from shardam_proto.v1 import embedding_pb2
 from shardam_server.shard.changed_rows import changed_positions
 from shardam_server.shard.chunks import Buffer
@@ -206,4 +207,5 @@ def _shapes(tables: Sequence[Table], num_rows: Sequence[int]) -> list[tuple[int,
 def _fields(tables: Sequence[Table], num_rows: Sequence[int]) -> bytes:
     """Encodes steps and sections of an answer with so many rows."""
     table_ids = [table.table_id for table in tables]
-    return encode_steps(table_ids, [table.step for table in tables]) + encode_sections(table_ids, num_rows)
+    steps = native.encode_messages(STEPS_FIELD, step_columns(table_ids, [table.step for table in tables]))
+    return steps + native.encode_messages(SECTIONS_FIELD, section_columns(table_ids, num_rows))
