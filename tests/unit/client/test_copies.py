@@ -32,9 +32,8 @@ CHUNKS = [64 * 1024, 2**20, 4 * 2**20]
 
 
 def part() -> PushPart:
-    section = common_pb2.Section(table_id=1, num_rows=NUM_ROWS, dtype=common_pb2.DTYPE_FLOAT32)
     row_ids, rows = np.arange(NUM_ROWS), np.ones((NUM_ROWS, DIM), np.float32)
-    return PushPart([common_pb2.AdamOptions(lr=0.1)], [section], Payload([row_ids]), Payload([rows]))
+    return PushPart([common_pb2.AdamOptions(lr=0.1)], [1], [0], Payload([row_ids]), Payload([rows]))
 
 
 def header() -> common_pb2.RequestHeader:
