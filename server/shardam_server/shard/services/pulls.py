@@ -81,11 +81,12 @@ class Pulls:
         Raises:
             ShardamError: as find_tables; or its numbers are none that are served.
         """
-        tables = find_tables(self._shard.state, head.sections)
+        sections = list(head.sections)
+        tables = find_tables(self._shard.state, sections)
         check_chunk_bytes(head.chunk_bytes)
         if isinstance(head, embedding_pb2.PullChangedRequest) and head.change_number and not head.header.timeline:
             raise BadOption("change numbers are of one timeline; name it in the header of a pull_changed, where it is zero")
-        num_rows = [section.num_rows for section in head.sections]
+        num_rows = [section.num_rows for section in sections]
         return Pull(head, row_ids, tables, num_rows, rows_bytes(_shapes(tables, num_rows)))
 
     async def read(self, request: embedding_pb2.PullRequest) -> bytes:
