@@ -52,16 +52,15 @@ class Payload(Generic[ArrayT]):
     def pieces(self, start: int, stop: int) -> list[memoryview]:
         """Returns some of the bytes as they lie; positions beyond the ends have none."""
         start, stop = max(0, start), min(stop, self.num_bytes)
-        if start == 0 and stop == self.num_bytes:
-            return [array.data for array in self.arrays if array.size]
-        found: list[memoryview] = []
-        index = bisect.bisect_right(self._ends, start)
-        while start < stop:
-            array, end = self.arrays[index], min(stop, self._ends[index])
-            if start < end:
-                begin = self._ends[index] - array.nbytes
-                found.append(array.reshape(-1).view(np.uint8).data[start - begin : end - begin])
-            start, index = end, index + 1
+        if start >= stop:
+            return []
+        first, last = bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, stop)
+        found = [array.data for array in self.arrays[first : last + 1] if array.size]
+        behind, before = self._ends[last] - stop, start - (self._ends[first] - self.arrays[first].nbytes)
+        if behind:
+            found[-1] = found[-1].cast("B")[:-behind]
+        if before:
+            found[0] = found[0].cast("B")[before:]
         return found
 
     def read(self, start: int, stop: int) -> bytes:

@@ -162,3 +162,12 @@ def test_chunks_put_together_are_the_part_and_ids_come_before_rows(sizes: list[t
         if len(pushes) > 1:
             assert (push.header.chunk_index, push.header.num_chunks) == (index, len(pushes))
             assert push.total_bytes == (total if index == 0 else 0)
+
+
+@given(st.lists(st.integers(0, 4), max_size=6), st.integers(-5, 60), st.integers(-5, 60))
+def test_any_range_of_a_payload_has_the_bytes_of_its_arrays_behind_one_another(sizes: list[int], start: int, stop: int) -> None:
+    arrays = [np.arange(2 * size, dtype=np.float32).reshape(size, 2) + index for index, size in enumerate(sizes)]
+    expected = b"".join(array.tobytes() for array in arrays)[max(0, start) : max(0, stop)]
+    payload = Payload(arrays)
+    assert payload.read(start, stop) == expected
+    assert sum(piece.nbytes for piece in payload.pieces(start, stop)) == len(expected)
