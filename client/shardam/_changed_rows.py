@@ -90,10 +90,8 @@ class ChangedQuestion:
         self.num_changed = 0
         self._read = read
         self._rows = rows
-        request = embedding_pb2.PullChangedRequest(
-            sections=read.sections(), chunk_bytes=chunk_bytes, change_number=since.change_number
-        )
-        self._fields = request.SerializeToString()
+        request = embedding_pb2.PullChangedRequest(chunk_bytes=chunk_bytes, change_number=since.change_number)
+        self._fields = read.sections() + request.SerializeToString()
         self._counts: list[int] = []
         self._positions = np.empty(0, np.int64)
         self._pieces: list[memoryview] = []

@@ -18,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardam._chunk_setting import DEFAULT_CHUNK_BYTES
+from shardam_kernels import native
 from shardam_proto import wire
+from shardam_proto.sections import SECTIONS_FIELD, section_columns
 from shardam_proto.v1 import common_pb2, embedding_pb2, group_pb2, row_pb2
 
 ArrayT = TypeVar("ArrayT", bound=np.generic)
@@ -50,16 +52,15 @@ class Payload(Generic[ArrayT]):
     def pieces(self, start: int, stop: int) -> list[memoryview]:
         """Returns some of the bytes as they lie; positions beyond the ends have none."""
         start, stop = max(0, start), min(stop, self.num_bytes)
-        if start == 0 and stop == self.num_bytes:
-            return [array.data for array in self.arrays if array.size]
-        found: list[memoryview] = []
-        index = bisect.bisect_right(self._ends, start)
-        while start < stop:
-            array, end = self.arrays[index], min(stop, self._ends[index])
-            if start < end:
-                begin = self._ends[index] - array.nbytes
-                found.append(array.reshape(-1).view(np.uint8).data[start - begin : end - begin])
-            start, index = end, index + 1
+        if start >= stop:
+            return []
+        first, last = bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, stop)
+        found = [array.data for array in self.arrays[first : last + 1] if array.size]
+        behind, before = self._ends[last] - stop, start - (self._ends[first] - self.arrays[first].nbytes)
+        if behind:
+            found[-1] = found[-1].cast("B")[:-behind]
+        if before:
+            found[0] = found[0].cast("B")[before:]
         return found
 
     def read(self, start: int, stop: int) -> bytes:
@@ -78,15 +79,17 @@ class PushPart:
     """One shard's part of a push.
 
     Attributes:
-        options: hyper-parameters that sections refer to.
-        sections: the tables that step.
-        row_ids: the ids of all sections.
-        rows: the gradients of all sections.
+        options: hyper-parameters that tables refer to.
+        table_ids: the tables that step.
+        options_indexes: of each, which of the hyper-parameters it uses.
+        row_ids: the ids of each table.
+        rows: the gradients of each table.
         contribution: what it contributes to a step of a sync group.
     """
 
     options: list[common_pb2.AdamOptions]
-    sections: list[common_pb2.Section]
+    table_ids: list[int]
+    options_indexes: list[int]
     row_ids: Payload[np.int64]
     rows: Payload[np.float32]
     contribution: group_pb2.ContributionKind.ValueType = group_pb2.CONTRIBUTION_KIND_UNSPECIFIED
@@ -111,8 +114,10 @@ class PushPart:
     @functools.cached_property
     def _fields(self) -> bytes:
         """What every try of the first message says of the rows, encoded."""
-        fields = embedding_pb2.PushRequest(options=self.options, sections=self.sections, contribution=self.contribution)
-        return fields.SerializeToString()
+        columns = section_columns(self.table_ids, [ids.size for ids in self.row_ids.arrays], self.options_indexes)
+        sections = native.encode_messages(SECTIONS_FIELD, columns)
+        before = embedding_pb2.PushRequest(options=self.options).SerializeToString()
+        return before + sections + embedding_pb2.PushRequest(contribution=self.contribution).SerializeToString()
 
     def _message(self, head: bytes, start: int, stop: int) -> bytes:
         num_id_bytes = self.row_ids.num_bytes

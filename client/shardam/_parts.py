@@ -110,7 +110,8 @@ def push_parts(
         split.append(PushSection(section.table_id, place, section.row_ids, section.gradients))
     head = PushPart(
         options=[options_message(*pair) for pair in places],
-        sections=[],
+        table_ids=[],
+        options_indexes=[],
         row_ids=Payload([]),
         rows=Payload([]),
         contribution=contribution,

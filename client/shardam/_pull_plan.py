@@ -8,6 +8,7 @@ travels is little-endian, as the hosts are (DESIGN.md, section 6).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ from shardam._values import TableInfo
 from shardam_kernels import native
 from shardam_proto import wire
 from shardam_proto.errors import ShardUnreachable
-from shardam_proto.v1 import common_pb2, embedding_pb2
+from shardam_proto.sections import SECTIONS_FIELD, section_columns
+from shardam_proto.v1 import embedding_pb2
 
 SECTION_BYTES = 64
 """Room for one section and its table's step in a message, rounded up."""
@@ -31,6 +33,8 @@ SECTION_BYTES = 64
 ID_BYTES = 8
 
 FLOAT_BYTES = 4
+
+Uint8s = npt.NDArray[np.uint8]
 
 Wanted = Sequence[tuple[TableInfo, Int64s]]
 """Tables and ids, int64 [N], duplicates allowed."""
@@ -50,8 +54,10 @@ class TableRead:
         ends: behind each shard's last one.
         dim: elements of a row.
         row_bytes: bytes of a row.
-        num_spans: messages that ask for some of them.
+        rows: float32 [N, dim], in the order of row_ids; None: none have come.
     """
+
+    __slots__ = ("dim", "ends", "order", "row_bytes", "row_ids", "rows", "table_id")
 
     def __init__(self, info: TableInfo, row_ids: Int64s, num_shards: int) -> None:
         row_ids = np.ascontiguousarray(row_ids, np.int64)
@@ -64,43 +70,61 @@ class TableRead:
         self.row_ids = row_ids if self.order is None else row_ids[self.order]
         self.dim = info.spec.dim
         self.row_bytes = FLOAT_BYTES * self.dim
-        self.num_spans = 0
-        self._rows: Float32s | None = None
-        self._bytes: npt.NDArray[np.uint8] | None = None
-
-    def hold(self) -> None:
-        """Makes the memory into which messages are copied."""
-        self._rows = np.empty((self.row_ids.size, self.dim), np.float32)
-        self._bytes = self._rows.reshape(-1).view(np.uint8)
-
-    def put(self, at: int, received: memoryview) -> None:
-        """Takes the next bytes of one of its messages; all rows at once are not copied.
-
-        Args:
-            at: where they belong, in bytes.
-            received: they; nobody else's.
-        """
-        if self.num_spans == 1 and len(received) == self.row_ids.size * self.row_bytes:
-            values = np.frombuffer(received, np.float32)
-            if values.flags.aligned:
-                self._rows, self._bytes = native.writable(values).reshape(-1, self.dim), None
-                return
-        if self._bytes is None:
-            self.hold()
-        held = self._bytes
-        if held is not None:
-            held[at : at + len(received)] = np.frombuffer(received, np.uint8)
+        self.rows: Float32s | None = None
 
     def result(self) -> Float32s:
         """Returns float32 [N, dim] as the ids were asked for, writable, once all rows have come."""
-        if self._rows is None:
-            self.hold()
-        rows = self._rows
-        if rows is None or self.order is None:
-            return np.empty((0, 0), np.float32) if rows is None else rows
+        rows = self.rows
+        if rows is None:  # no row was asked for
+            return np.empty((self.row_ids.size, self.dim), np.float32)
+        if self.order is None:
+            return rows
         result = np.empty_like(rows)
         result[self.order] = rows
         return result
+
+
+class RowMemory:
+    """The rows of all tables of a read, behind one another, in the order of shards.
+
+    One piece of memory for all: the system hands large ones out in large pages, and messages, which are small ones, can be used
+    again as soon as they are copied.
+
+    Args:
+        tables: the tables.
+    """
+
+    def __init__(self, tables: Sequence[TableRead]) -> None:
+        self._tables = tables
+        self._bytes: Uint8s | None = None
+
+    def hold(self) -> Uint8s:
+        """Returns the memory into which messages are copied."""
+        if self._bytes is None:
+            values = np.empty(sum([table.row_ids.size * table.dim for table in self._tables]), np.float32)
+            self._share(values)
+            self._bytes = values.view(np.uint8)
+        return self._bytes
+
+    def keep(self, received: Uint8s) -> None:
+        """Takes the rows of all tables as they lie, without a copy, if they lie where floats may.
+
+        Args:
+            received: they; nobody else's.
+        """
+        values = received.view(np.float32)
+        if values.flags.aligned:
+            self._share(native.writable(values))
+            self._bytes = None
+        else:
+            self.hold()[:] = received
+
+    def _share(self, values: Float32s) -> None:
+        start = 0
+        for table in self._tables:
+            end = start + table.row_ids.size * table.dim
+            table.rows = values[start:end].reshape(-1, table.dim)
+            start = end
 
 
 class Span(NamedTuple):
@@ -125,23 +149,27 @@ class ShardRead:
         link: the shard.
         spans: the rows, in their order.
         num_bytes: bytes of the message or of its answer, whatever is more.
+        memory: where the rows belong.
+        places: there, in bytes: where the next rows of the answer begin, and where they end.
+        is_whole: it asks for all rows of the read.
     """
 
     link: ShardLink
     spans: list[Span] = dataclasses.field(default_factory=list)
     num_bytes: int = HEADER_BYTES
+    memory: RowMemory = dataclasses.field(default_factory=lambda: RowMemory([]))
+    places: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    is_whole: bool = False
 
     @property
     def num_rows(self) -> int:
         """Rows that it asks for."""
-        return sum(span.end - span.start for span in self.spans)
+        return sum([end - start for _, start, end in self.spans])
 
-    def sections(self) -> list[common_pb2.Section]:
-        """Returns the sections of the message."""
-        return [
-            common_pb2.Section(table_id=span.table.table_id, num_rows=span.end - span.start, dtype=common_pb2.DTYPE_FLOAT32)
-            for span in self.spans
-        ]
+    def sections(self) -> bytes:
+        """Returns the sections of the message, encoded."""
+        num_rows = [end - start for _, start, end in self.spans]
+        return native.encode_messages(SECTIONS_FIELD, section_columns([table.table_id for table, _, _ in self.spans], num_rows))
 
     def message(self, kind: int, head: bytes) -> bytes:
         """Returns the message with its ids.
@@ -151,7 +179,7 @@ class ShardRead:
             head: its small fields, encoded.
         """
         frame = wire.frame(kind, head, (ID_BYTES * self.num_rows, 0))
-        ids = [span.table.row_ids[span.start : span.end].data for span in self.spans]
+        ids = [(table.row_ids if self.is_whole else table.row_ids[start:end]).data for table, start, end in self.spans]
         return b"".join((frame.prefixes[0], *ids))
 
 
@@ -172,14 +200,28 @@ def plan_reads(shards: Shards, tables: Sequence[TableRead], max_bytes: int) -> l
                 count = min(room, end - start)
                 current.spans.append(Span(table, start, start + count))
                 current.num_bytes += SECTION_BYTES + row_bytes * count
-                table.num_spans += 1
                 start += count
         if current.spans:
             reads.append(current)
-    for table in tables:
-        if table.num_spans > 1:
-            table.hold()
+    _place(tables, reads)
     return reads
+
+
+def _place(tables: Sequence[TableRead], reads: Sequence[ShardRead]) -> None:
+    """Says of each read where its rows belong."""
+    memory = RowMemory(tables)
+    sizes = [table.row_ids.size * table.row_bytes for table in tables]
+    if len(reads) == 1:
+        reads[0].memory, reads[0].places, reads[0].is_whole = memory, [(0, sum(sizes))], True
+        return
+    starts = dict(zip(tables, itertools.accumulate(sizes, initial=0), strict=False))
+    for read in reads:
+        read.memory = memory
+        read.places = [
+            (starts[table] + start * table.row_bytes, starts[table] + end * table.row_bytes) for table, start, end in read.spans
+        ]
+    if reads:
+        memory.hold()  # before answers come, side by side
 
 
 class PullQuestion:
@@ -192,7 +234,7 @@ class PullQuestion:
 
     def __init__(self, read: ShardRead, chunk_bytes: int) -> None:
         self._read = read
-        self._fields = embedding_pb2.PullRequest(sections=read.sections(), chunk_bytes=chunk_bytes).SerializeToString()
+        self._fields = read.sections() + embedding_pb2.PullRequest(chunk_bytes=chunk_bytes).SerializeToString()
         self._index = self._at = 0
 
     def message(self, header: bytes) -> bytes:
@@ -204,20 +246,23 @@ class PullQuestion:
         self._index = self._at = 0
 
     def take(self, piece: Piece) -> None:
-        """Puts the next bytes of rows where they belong."""
-        rows, spans = piece.rows, self._read.spans
-        start, num_bytes = 0, len(rows)
-        while start < num_bytes and self._index < len(spans):
-            table, first, end = spans[self._index]
-            size = (end - first) * table.row_bytes
-            stop = min(num_bytes, start + size - self._at)
-            table.put(first * table.row_bytes + self._at, rows[start:stop])
+        """Puts the next bytes of rows where they belong; all of a read at once stay where they are."""
+        received, places, memory = np.frombuffer(piece.rows, np.uint8), self._read.places, self._read.memory
+        start, num_bytes = 0, received.size
+        if self._read.is_whole and self._index == self._at == 0 and places[0] == (0, num_bytes):
+            memory.keep(received)
+            self._index, start = len(places), num_bytes
+        while start < num_bytes and self._index < len(places):
+            begin, end = places[self._index]
+            stop = min(num_bytes, start + end - begin - self._at)
+            at = begin + self._at
+            memory.hold()[at : at + stop - start] = received[start:stop]
             self._at += stop - start
             start = stop
-            if self._at == size:
+            if begin + self._at == end:
                 self._index, self._at = self._index + 1, 0
-        if start < num_bytes or (piece.is_last and self._index < len(spans)):
-            expected = sum((end - first) * table.row_bytes for table, first, end in spans)
+        if start < num_bytes or (piece.is_last and self._index < len(places)):
+            expected = sum(end - begin for begin, end in places)
             raise ShardUnreachable(
                 f"an answer has {'more' if start < num_bytes else 'fewer'} bytes of rows than {expected}, which was asked for"
             )

@@ -6,9 +6,8 @@ the new one, so that nothing is kept twice before.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from shardam_kernels.native import split_by_shard
 from shardam_proto.errors import MessageTooLarge
 from shardam_proto.limits import MAX_MESSAGE_BYTES, MAX_PART_BYTES
 from shardam_proto.routing import RouteMap
-from shardam_proto.v1 import common_pb2, row_pb2
+from shardam_proto.v1 import row_pb2
 
 HEADER_BYTES = 256
 """Room for a message's header, which is filled in when it is sent (at most about 150 bytes)."""
@@ -60,8 +59,7 @@ def check_size(num_bytes: int, max_bytes: int, what: str, shard: int) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class PushSection:
+class PushSection(NamedTuple):
     """What a push has for one table.
 
     Attributes:
@@ -89,34 +87,26 @@ def split_push(head: PushPart, sections: Sequence[PushSection], route_map: Route
     Raises:
         MessageTooLarge: a shard's part is above MAX_PART_BYTES.
     """
-    drafts = [_Draft() for _ in range(route_map.num_shards)]
-    for section in sections:
-        table_id, options_index = section.table_id, section.options_index
-        row_ids, gradients = section.row_ids, section.gradients
-        for draft, place in zip(drafts, positions_by_shard(route_map, row_ids), strict=True):
-            mine = row_ids[place]
-            draft.sections.append(
-                common_pb2.Section(
-                    table_id=table_id, num_rows=mine.size, options_index=options_index, dtype=common_pb2.DTYPE_FLOAT32
-                )
-            )
-            draft.row_ids.append(mine)
-            draft.rows.append(gradients[place])
+    table_ids = [section.table_id for section in sections]
+    options_indexes = [section.options_index for section in sections]
     parts = []
-    for shard, draft in enumerate(drafts):
-        row_ids_payload, rows_payload = Payload(draft.row_ids), Payload(draft.rows)
-        check_size(row_ids_payload.num_bytes + rows_payload.num_bytes, MAX_PART_BYTES, what, shard)
-        parts.append(dataclasses.replace(head, sections=draft.sections, row_ids=row_ids_payload, rows=rows_payload))
+    for shard, (row_ids, rows) in enumerate(_rows_by_shard(sections, route_map)):
+        ids_payload, rows_payload = Payload(row_ids), Payload(rows)
+        check_size(ids_payload.num_bytes + rows_payload.num_bytes, MAX_PART_BYTES, what, shard)
+        parts.append(PushPart(head.options, table_ids, options_indexes, ids_payload, rows_payload, head.contribution))
     return parts
 
 
-@dataclasses.dataclass
-class _Draft:
-    """One shard's part of a push, table by table."""
-
-    sections: list[common_pb2.Section] = dataclasses.field(default_factory=list)
-    row_ids: list[Int64s] = dataclasses.field(default_factory=list)
-    rows: list[Float32s] = dataclasses.field(default_factory=list)
+def _rows_by_shard(sections: Sequence[PushSection], route_map: RouteMap) -> list[tuple[list[Int64s], list[Float32s]]]:
+    """Returns the ids and gradients of each shard, table by table."""
+    if route_map.num_shards == 1:
+        return [([section.row_ids for section in sections], [section.gradients for section in sections])]
+    split: list[tuple[list[Int64s], list[Float32s]]] = [([], []) for _ in range(route_map.num_shards)]
+    for _, _, row_ids, gradients in sections:
+        for (ids_of_shard, rows_of_shard), place in zip(split, positions_by_shard(route_map, row_ids), strict=True):
+            ids_of_shard.append(row_ids[place])
+            rows_of_shard.append(gradients[place])
+    return split
 
 
 # -- anew
@@ -136,11 +126,11 @@ def split_push_anew(parts: Sequence[PushPart], route_map: RouteMap, *, rows: boo
     head = parts[0]
     kept = parts if rows else ()
     sections = []
-    for index, section in enumerate(head.sections):
+    for index, (table_id, options_index) in enumerate(zip(head.table_ids, head.options_indexes, strict=True)):
         none = head.row_ids.arrays[index][:0], head.rows.arrays[index][:0]
         row_ids = np.concatenate([none[0], *(part.row_ids.arrays[index] for part in kept)])
         gradients = np.concatenate([none[1], *(part.rows.arrays[index] for part in kept)])
-        sections.append(PushSection(section.table_id, section.options_index, row_ids, gradients))
+        sections.append(PushSection(table_id, options_index, row_ids, gradients))
     return split_push(head, sections, route_map, f"push of {len(sections)} tables to {route_map.num_shards} shards")
 
 

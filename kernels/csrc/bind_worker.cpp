@@ -1,5 +1,6 @@
 // Python functions for what lies between arrays and messages. shardam_kernels/native.py is their typed front.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -8,11 +9,13 @@
 #include <limits>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "arrays.h"
 #include "bindings.h"
 #include "dispatch.h"
 #include "distinct.h"
+#include "encoding.h"
 #include "merge.h"
 
 namespace shardam {
@@ -104,6 +107,25 @@ std::tuple<nb::bytes, std::vector<OutBytes>> new_message(const std::vector<nb::b
   return {std::move(message), std::move(payloads)};
 }
 
+// Field numbers and wire types are what is encoded in one byte.
+nb::bytes encode(unsigned field, const std::vector<std::pair<unsigned, Array1<const std::uint64_t>>>& columns) {
+  if (field < 1 || field > 15) throw std::invalid_argument("field must be 1 to 15, got " + std::to_string(field));
+  if (columns.empty() || columns.size() > kMaxColumns) {
+    throw std::invalid_argument("a message has 1 to 11 columns here, got " + std::to_string(columns.size()));
+  }
+  const std::size_t num_rows = columns.front().second.size();
+  std::vector<Column> known;
+  for (const auto& [tag, values] : columns) {
+    if (tag < 8 || tag > 0x7F || (tag & 7) > kFixed64) {
+      throw std::invalid_argument("a column's tag is of a varint or fixed64 of field 1 to 15, got " + std::to_string(tag));
+    }
+    require_equal("a column", values.size(), "the first one", num_rows);
+    known.push_back({static_cast<std::uint8_t>(tag), values.data()});
+  }
+  const std::vector<std::uint8_t> encoded = encode_messages(static_cast<std::uint8_t>(field), known, num_rows);
+  return nb::bytes(encoded.data(), encoded.size());
+}
+
 }  // namespace
 
 void bind_worker(nb::module_& module) {
@@ -116,6 +138,8 @@ void bind_worker(nb::module_& module) {
   module.def("writable", &writable, nb::arg("values"), "Returns the same floats, writable.");
   module.def("new_message", &new_message, nb::arg("prefixes"), nb::arg("sizes"),
              "Returns a bytes object and its payloads, uninitialised and writable.");
+  module.def("encode_messages", &encode, nb::arg("field"), exact("columns"),
+             "Returns a repeated field of messages, as protobuf encodes it.");
 }
 
 }  // namespace shardam

@@ -234,3 +234,6 @@ def writable(values: object) -> Annotated[NDArray[numpy.float32], dict(shape=(No
 
 def new_message(prefixes: Sequence[bytes], sizes: Sequence[int]) -> tuple[bytes, list[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]]]:
     """Returns a bytes object and its payloads, uninitialised and writable."""
+
+def encode_messages(field: int, columns: Sequence[tuple[int, Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]]]) -> bytes:
+    """Returns a repeated field of messages, as protobuf encodes it."""

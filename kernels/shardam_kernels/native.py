@@ -37,6 +37,7 @@ __all__ = [
     "adam_update",
     "all_below",
     "distinct_ids",
+    "encode_messages",
     "gather_rows",
     "gather_weights",
     "group_gradients",
@@ -366,6 +367,17 @@ def new_message(prefixes: Sequence[bytes], sizes: Sequence[int]) -> tuple[bytes,
         MemoryError: there is no room.
     """
     return _native.new_message(list(prefixes), list(sizes))
+
+
+def encode_messages(field: int, columns: Sequence[tuple[int, Uint64s]]) -> bytes:
+    """Encodes small messages of one kind as protobuf does, as the elements of a repeated field; zeros are left out.
+
+    Args:
+        field: number of the repeated field, 1 to 15.
+        columns: of each field of the messages, ascending, its tag (number << 3 | wire type: 0 for a varint, 1 for eight bytes)
+            and its values, uint64 [N]; 1 to 11 of them.
+    """
+    return _native.encode_messages(field, columns)
 
 
 @functools.lru_cache(maxsize=2**14)  # one for each of thousands of tables

@@ -126,8 +126,10 @@ class RowStorage:
         new_ids = self._insert_absent(gradients) if gradients.num_absent else _NO_IDS
         try:
             row_steps = self._counters.next_row_steps(gradients.slots) if self._counts_row_steps else None
-            values = None if row_steps is None else values_by_id(gradients.row_ids, row_steps, step)
-            of_rows = self._steps_of_rows(gradients.row_ids, row_steps, values)
+            values = of_rows = None
+            if row_steps is not None:
+                values = values_by_id(gradients.row_ids, row_steps, step)
+                of_rows = self._steps_of_rows(gradients.row_ids, row_steps, values)
             on_device = self._records.stage(gradients, step.factors, step.table_step, of_rows)
         except MemoryError as error:
             self._remove(new_ids)
@@ -150,12 +152,8 @@ class RowStorage:
         if staged.row_steps is not None:
             self._counters.set_row_steps(staged.slots, staged.row_steps)
 
-    def _steps_of_rows(
-        self, row_ids: Int64s, row_steps: npt.NDArray[np.uint32] | None, values: RowStepValues | None
-    ) -> RowSteps | None:
+    def _steps_of_rows(self, row_ids: Int64s, row_steps: npt.NDArray[np.uint32], values: RowStepValues) -> RowSteps:
         """Returns what the kernel needs of rows that count their own steps."""
-        if row_steps is None or values is None:
-            return None
         factors = np.empty(row_ids.size, np.float32)
         factors[np.argsort(row_ids)] = values.factors
         rounding = Rounding(self._initial.table_seed, row_ids, row_steps.astype(np.int64)) if self._rounds else None

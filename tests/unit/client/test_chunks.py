@@ -145,15 +145,15 @@ def test_the_chunk_size_is_a_setting_of_the_process_and_goes_with_pushes_and_pul
 def test_chunks_put_together_are_the_part_and_ids_come_before_rows(sizes: list[tuple[int, int]], chunk_bytes: int) -> None:
     row_ids = [np.arange(10 * count, 11 * count, dtype=np.int64) for count, _ in sizes]
     rows = [np.arange(count * dim, dtype=np.float32).reshape(count, dim) for count, dim in sizes]
-    sections = [common_pb2.Section(table_id=index + 1, num_rows=ids.size) for index, ids in enumerate(row_ids)]
-    part = PushPart([common_pb2.AdamOptions(lr=1.0)], sections, Payload(row_ids), Payload(rows))
+    table_ids = [index + 1 for index in range(len(sizes))]
+    part = PushPart([common_pb2.AdamOptions(lr=1.0)], table_ids, [0] * len(sizes), Payload(row_ids), Payload(rows))
     messages = part.messages(common_pb2.RequestHeader(number=7, request_id=9), chunk_bytes)
     pushes = [embedding_pb2.ExchangeRequest.FromString(message).push for message in messages]
     assert b"".join(push.row_ids for push in pushes) == b"".join(ids.tobytes() for ids in row_ids)
     assert b"".join(push.rows for push in pushes) == b"".join(gradients.tobytes() for gradients in rows)
     total = part.row_ids.num_bytes + part.rows.num_bytes
     assert [len(push.row_ids) + len(push.rows) for push in pushes[:-1]] == [chunk_bytes] * (len(pushes) - 1)
-    assert [len(push.sections) for push in pushes] == [len(sections), *[0] * (len(pushes) - 1)]
+    assert [len(push.sections) for push in pushes] == [len(sizes), *[0] * (len(pushes) - 1)]
     assert {push.header.request_id for push in pushes} == {9}
     num_ids = 0
     for index, push in enumerate(pushes):
@@ -162,3 +162,12 @@ def test_chunks_put_together_are_the_part_and_ids_come_before_rows(sizes: list[t
         if len(pushes) > 1:
             assert (push.header.chunk_index, push.header.num_chunks) == (index, len(pushes))
             assert push.total_bytes == (total if index == 0 else 0)
+
+
+@given(st.lists(st.integers(0, 4), max_size=6), st.integers(-5, 60), st.integers(-5, 60))
+def test_any_range_of_a_payload_has_the_bytes_of_its_arrays_behind_one_another(sizes: list[int], start: int, stop: int) -> None:
+    arrays = [np.arange(2 * size, dtype=np.float32).reshape(size, 2) + index for index, size in enumerate(sizes)]
+    expected = b"".join(array.tobytes() for array in arrays)[max(0, start) : max(0, stop)]
+    payload = Payload(arrays)
+    assert payload.read(start, stop) == expected
+    assert sum(piece.nbytes for piece in payload.pieces(start, stop)) == len(expected)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 from shardam_testing.allocations import peak_of
 
 from shardam._answers import Piece, read_answer
 from shardam._messages import Payload, PushPart
-from shardam._pull_plan import TableRead
+from shardam._pull_plan import PullQuestion, TableRead, plan_reads
+from shardam._shards import Shards
 from shardam._values import TableInfo
 from shardam_proto import wire
+from shardam_proto.errors import ShardUnreachable
 from shardam_proto.schema import TableSpec
 from shardam_proto.v1 import common_pb2, embedding_pb2
 
@@ -27,9 +32,8 @@ CHUNKS = [64 * 1024, 2**20, 4 * 2**20]
 
 
 def part() -> PushPart:
-    section = common_pb2.Section(table_id=1, num_rows=NUM_ROWS, dtype=common_pb2.DTYPE_FLOAT32)
     row_ids, rows = np.arange(NUM_ROWS), np.ones((NUM_ROWS, DIM), np.float32)
-    return PushPart([common_pb2.AdamOptions(lr=0.1)], [section], Payload([row_ids]), Payload([rows]))
+    return PushPart([common_pb2.AdamOptions(lr=0.1)], [1], [0], Payload([row_ids]), Payload([rows]))
 
 
 def header() -> common_pb2.RequestHeader:
@@ -74,35 +78,63 @@ def read(data: bytes) -> Piece:
     return piece
 
 
-def table_read() -> TableRead:
-    table = TableRead(TableInfo(TableSpec("t", DIM), table_id=1, table_seed=1), np.arange(NUM_ROWS), num_shards=1)
-    table.num_spans = 1
-    return table
+def question_of(*sizes: int) -> tuple[list[TableRead], PullQuestion]:
+    """A read of so many rows of tables of one shard."""
+    infos = [TableInfo(TableSpec(f"t{index}", DIM), table_id=index + 1, table_seed=1) for index in range(len(sizes))]
+    tables = [TableRead(info, np.arange(size), num_shards=1) for info, size in zip(infos, sizes, strict=True)]
+    (read,) = plan_reads(cast("Shards", SimpleNamespace(links=[SimpleNamespace(index=0)])), tables, 2**28)
+    return tables, PullQuestion(read, chunk_bytes=0)
 
 
-def test_rows_that_come_in_one_message_are_the_result_without_a_copy() -> None:
-    data, table = answer(0, NUM_ROWS, 0, 1), table_read()
+@pytest.mark.parametrize("sizes", [(NUM_ROWS,), (0, 3, NUM_ROWS - 3), (1,) * 20 + (NUM_ROWS - 20,)])
+def test_rows_that_come_in_one_message_are_the_result_without_a_copy(sizes: tuple[int, ...]) -> None:
+    data, (tables, question) = answer(0, NUM_ROWS, 0, 1), question_of(*sizes)
 
-    def take() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        table.put(0, read(data).rows)
-        return table.result()
+    def take() -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+        question.take(read(data))
+        return [table.result() for table in tables]
 
-    peak, result = peak_of(take)
+    peak, results = peak_of(take)
     assert peak < SMALL
-    assert result.shape == (NUM_ROWS, DIM)
-    assert result.flags.writeable
-    assert (result.ravel() == np.arange(NUM_ROWS * DIM)).all()
+    assert [result.shape for result in results] == [(size, DIM) for size in sizes]
+    assert all(result.flags.writeable for result in results)
+    assert (np.concatenate(results).ravel() == np.arange(NUM_ROWS * DIM)).all()
 
 
-def test_rows_that_come_in_chunks_are_copied_once_into_the_result() -> None:
-    half, table = NUM_ROWS // 2, table_read()
+@pytest.mark.parametrize("sizes", [(NUM_ROWS,), (0, 3, NUM_ROWS - 3), (1,) * 20 + (NUM_ROWS - 20,)])
+def test_rows_that_come_in_chunks_are_copied_once_into_the_result(sizes: tuple[int, ...]) -> None:
+    half, (tables, question) = NUM_ROWS // 2, question_of(*sizes)
     messages = [answer(0, half, 0, 2), answer(half, NUM_ROWS, 1, 2)]
 
-    def take() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        for index, message in enumerate(messages):
-            table.put(index * half * 4 * DIM, read(message).rows)
-        return table.result()
+    def take() -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+        for message in messages:
+            question.take(read(message))
+        return [table.result() for table in tables]
 
-    peak, result = peak_of(take)
+    peak, results = peak_of(take)
     assert peak < 4 * NUM_ROWS * DIM + SMALL
-    assert (result.ravel() == np.arange(NUM_ROWS * DIM)).all()
+    assert (np.concatenate(results).ravel() == np.arange(NUM_ROWS * DIM)).all()
+
+
+def test_of_a_try_in_chunks_and_one_in_one_message_the_later_one_is_the_result() -> None:
+    zeros = answer(0, 5, 0, 1)[: -4 * 5 * DIM] + bytes(4 * 5 * DIM)
+    whole, halves = [answer(0, 5, 0, 1)], [answer(0, 2, 0, 2), answer(2, 5, 1, 2)]
+    for tries in (
+        [halves, [zeros], halves],
+        [[zeros], halves],
+        [halves[:1], [zeros], whole],
+        [halves, [zeros], halves[:1], whole],
+    ):
+        tables, question = question_of(2, 3)
+        for messages in tries:
+            question.begin()
+            for message in messages:
+                question.take(read(message))
+        assert np.concatenate([table.result() for table in tables]).ravel().tolist() == list(range(5 * DIM))
+
+
+def test_a_chunk_that_would_be_a_whole_answer_is_refused_behind_another() -> None:
+    _, question = question_of(2, 3)
+    question.take(read(answer(0, 2, 0, 3)))
+    with pytest.raises(ShardUnreachable, match="more bytes"):
+        question.take(read(answer(0, 5, 1, 3)))

@@ -22,6 +22,7 @@ from shardam.errors import NonFiniteGradient
 from shardam_kernels import native
 from shardam_kernels.factors import AdamOptions
 from shardam_proto.routing import RouteMap
+from shardam_proto.v1 import common_pb2, embedding_pb2
 
 INT64S = st.integers(-(2**63), 2**63 - 1)
 
@@ -48,11 +49,14 @@ def test_a_push_names_every_table_on_every_shard_and_each_set_of_options_once() 
     ]
     change = push_change(steps, RouteMap(1, 3))
     for part in change.parts:
-        assert [section.table_id for section in part.sections] == [1, 2, 3, 4]
-        assert [section.options_index for section in part.sections] == [0, 1, 0, 2]
+        (message,) = part.messages(common_pb2.RequestHeader())
+        sections = embedding_pb2.ExchangeRequest.FromString(message).push.sections
+        assert [section.table_id for section in sections] == part.table_ids == [1, 2, 3, 4]
+        assert [section.options_index for section in sections] == part.options_indexes == [0, 1, 0, 2]
+        assert {section.dtype for section in sections} == {common_pb2.DTYPE_FLOAT32}
         assert [(options.lr, options.grad_scale) for options in part.options] == [(0.1, 1.0), (0.01, 1.0), (0.1, 8.0)]
-        assert part.sections[1].num_rows == 0
-        sizes = [section.num_rows for section in part.sections]
+        assert sections[1].num_rows == 0
+        sizes = [section.num_rows for section in sections]
         assert part.row_ids.num_bytes == part.rows.num_bytes == 8 * sum(sizes)
         first = np.frombuffer(part.row_ids.read(0, 8 * sizes[0]), "<i8")
         gradients = np.frombuffer(part.rows.read(0, 8 * sizes[0]), "<f4").reshape(-1, 2)

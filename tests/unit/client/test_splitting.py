@@ -41,9 +41,8 @@ def require_split(parts: list[PushPart], route_map: RouteMap, sections: list[Tab
         for shard, part in enumerate(parts):
             row_ids = part.row_ids.arrays[index]
             assert (route_map.shards_of(np.ascontiguousarray(row_ids)) == shard).all()
-            assert part.sections[index].num_rows == row_ids.size
-            assert part.sections[index].table_id == expected.table_id
-            assert part.options[part.sections[index].options_index].lr == expected.options.lr
+            assert part.table_ids[index] == expected.table_id
+            assert part.options[part.options_indexes[index]].lr == expected.options.lr
             assert (part.rows.arrays[index] == row_ids.astype(np.float32)[:, None]).all()
             assert part.rows.arrays[index].shape == (row_ids.size, expected.gradients.shape[1])
 
@@ -69,7 +68,7 @@ def test_no_row_is_lost_or_doubled_whatever_shards_had_answered(
         assert [change.turn(shard) for shard in range(count)] == [Turn.PART] * count
         if last == 5 and count != before.num_shards:
             assert [part.num_bytes for part in change.parts] == [0] * count  # its end is asked for, nothing is sent again
-            assert all(len(part.sections) == 2 for part in change.parts)
+            assert all(len(part.table_ids) == 2 for part in change.parts)
             return
         if last == 5:
             assert [part.row_ids.read(0, 10**6) for part in change.parts] == [part.row_ids.read(0, 10**6) for part in had]

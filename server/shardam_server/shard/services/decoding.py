@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+import operator
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -68,20 +69,6 @@ def encode(array: npt.NDArray[np.generic]) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-class DecodedSection(NamedTuple):
-    """A section with its table and ids.
-
-    Attributes:
-        table: the table.
-        row_ids: int64 [N].
-        message: the section as sent.
-    """
-
-    table: Table
-    row_ids: Int64s
-    message: common_pb2.Section
-
-
 def find_tables(state: ShardState, sections: Sequence[common_pb2.Section]) -> list[Table]:
     """Returns the table of each section.
 
@@ -100,48 +87,50 @@ def find_tables(state: ShardState, sections: Sequence[common_pb2.Section]) -> li
     return tables
 
 
-def decode_sections(tables: Sequence[Table], sections: Sequence[common_pb2.Section], data: Buffer) -> list[DecodedSection]:
+def decode_sections(num_rows: Sequence[int], data: Buffer) -> list[Int64s]:
     """Splits a message's ids among its sections.
 
     Args:
-        tables: the table of each section.
-        sections: the sections as sent.
+        num_rows: of each section.
         data: the ids of all.
+
+    Returns:
+        int64 [N] of each section.
 
     Raises:
         WrongShape: the ids do not fit the sections.
     """
     row_ids = decode_ids(data)
-    ends = list(itertools.accumulate(section.num_rows for section in sections))
-    total = ends[-1] if ends else 0
-    if total != row_ids.size:
-        raise WrongShape(f"the sections name {total} rows, row_ids holds {row_ids.size}")
-    decoded, start = [], 0
-    for table, section, end in zip(tables, sections, ends, strict=True):
-        decoded.append(DecodedSection(table, row_ids[start:end], section))
-        start = end
-    return decoded
+    ends = list(itertools.accumulate(num_rows, initial=0))
+    if ends[-1] != row_ids.size:
+        raise WrongShape(f"the sections name {ends[-1]} rows, row_ids holds {row_ids.size}")
+    return [row_ids[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def split_rows(sections: Sequence[DecodedSection], data: Buffer) -> Iterator[Float32s]:
+def split_rows(tables: Sequence[Table], num_rows: Sequence[int], data: Buffer) -> list[Float32s]:
     """Splits a message's rows among its sections.
+
+    Args:
+        tables: the table of each section.
+        num_rows: of each section.
+        data: the rows of all.
+
+    Returns:
+        float32 [N, dim] of each section.
 
     Raises:
         WrongShape: the rows do not fit the sections.
     """
-    expected = sum(section.row_ids.size * section.table.spec.dim for section in sections) * FLOAT_BYTES
+    dims = [table.spec.dim for table in tables]
+    ends = list(itertools.accumulate(map(operator.mul, num_rows, dims), initial=0))
+    expected = ends[-1] * FLOAT_BYTES
     if len(data) != expected:
         shapes = ", ".join(
-            f"{section.table.spec.name!r} [{section.row_ids.size}, {section.table.spec.dim}]" for section in sections
+            f"{table.spec.name!r} [{count}, {dim}]" for table, count, dim in zip(tables, num_rows, dims, strict=True)
         )
         raise WrongShape(f"rows has {len(data)} bytes; {expected} are needed for {shapes or 'no section'}")
     values = _aligned(np.frombuffer(data, dtype="<f4")).astype(np.float32, copy=False)
-    start = 0
-    for table, row_ids, _ in sections:
-        dim = table.spec.dim
-        end = start + row_ids.size * dim
-        yield values[start:end].reshape(-1, dim)
-        start = end
+    return [values[start:end].reshape(-1, dim) for (start, end), dim in zip(itertools.pairwise(ends), dims, strict=True)]
 
 
 def check_owned(identity: ShardIdentity, table: Table, row_ids: Int64s) -> None:

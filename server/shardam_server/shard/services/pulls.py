@@ -12,9 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from shardam_kernels import native
 from shardam_proto import wire
 from shardam_proto.errors import BadOption
-from shardam_proto.v1 import common_pb2, embedding_pb2
+from shardam_proto.sections import SECTIONS_FIELD, STEPS_FIELD, section_columns, step_columns
+from shardam_proto.v1 import embedding_pb2
 from shardam_server.shard.changed_rows import changed_positions
 from shardam_server.shard.chunks import Buffer
 from shardam_server.shard.context import ShardContext
@@ -22,7 +24,7 @@ from shardam_server.shard.groups.waits import Passage, pull_passage, require_pas
 from shardam_server.shard.phases import Laps
 from shardam_server.shard.reads import read_at_once, read_tables
 from shardam_server.shard.records import Int64s
-from shardam_server.shard.services.decoding import DecodedSection, check_owned, decode_sections, find_tables
+from shardam_server.shard.services.decoding import check_owned, decode_sections, find_tables
 from shardam_server.shard.services.row_answers import Heading, RowAnswer, check_chunk_bytes, check_size, rows_bytes
 from shardam_server.shard.table import Table
 
@@ -52,12 +54,14 @@ class Pull:
         head: header, sections and chunk_bytes; ids in it are not looked at.
         row_ids: ids of all sections, little-endian int64.
         tables: of the sections.
+        num_rows: of the sections.
         rows_bytes: bytes of the weights that it asks for.
     """
 
     head: embedding_pb2.PullRequest | embedding_pb2.PullChangedRequest
     row_ids: Buffer
     tables: list[Table]
+    num_rows: list[int]
     rows_bytes: int
 
 
@@ -77,12 +81,13 @@ class Pulls:
         Raises:
             ShardamError: as find_tables; or its numbers are none that are served.
         """
-        tables = find_tables(self._shard.state, head.sections)
+        sections = list(head.sections)
+        tables = find_tables(self._shard.state, sections)
         check_chunk_bytes(head.chunk_bytes)
         if isinstance(head, embedding_pb2.PullChangedRequest) and head.change_number and not head.header.timeline:
             raise BadOption("change numbers are of one timeline; name it in the header of a pull_changed, where it is zero")
-        sections = zip(head.sections, tables, strict=True)
-        return Pull(head, row_ids, tables, rows_bytes((section.num_rows, table.spec.dim) for section, table in sections))
+        num_rows = [section.num_rows for section in sections]
+        return Pull(head, row_ids, tables, num_rows, rows_bytes(_shapes(tables, num_rows)))
 
     async def read(self, request: embedding_pb2.PullRequest) -> bytes:
         """Reads weights; creates no row. Returns the encoded PullResponse.
@@ -136,30 +141,28 @@ class Pulls:
         """Reads for a stream, under the tables' locks."""
         head = pull.head
         laps.end("wait")
-        sections = self._decode(pull)
-        positions = None
-        row_ids = [section.row_ids for section in sections]
+        tables, row_ids, positions = pull.tables, self._decode(pull), None
         if isinstance(head, embedding_pb2.PullChangedRequest):
-            row_ids, positions = self._changed(sections, head.change_number)
-        heading = Heading(_KIND_OF[type(head)], self._header(head.header), _fields(sections, row_ids), positions)
-        shapes = [(ids.size, section.table.spec.dim) for ids, section in zip(row_ids, sections, strict=True)]
-        answer = RowAnswer(heading, shapes, head.chunk_bytes)
+            row_ids, positions = self._changed(tables, row_ids, head.change_number)
+        num_rows = [ids.size for ids in row_ids]
+        heading = Heading(_KIND_OF[type(head)], self._header(head.header), _fields(tables, num_rows), positions)
+        answer = RowAnswer(heading, _shapes(tables, num_rows), head.chunk_bytes)
         laps.end("decode")
-        for place in answer.places:
-            sections[place.section].table.gather_into(row_ids[place.section][place.start : place.stop], place.out)
+        for section, start, stop, out in answer.places:
+            tables[section].gather_into(row_ids[section][start:stop], out)
         laps.end("gather")
-        self._count(sum(ids.size for ids in row_ids))
+        self._count(sum(num_rows))
         return answer
 
     def _read_message(self, pull: Pull) -> bytes:
         """Reads for a unary call, under the tables' locks."""
-        sections = self._decode(pull)
+        row_ids = self._decode(pull)
         head = embedding_pb2.PullResponse(header=self._header(pull.head.header)).SerializeToString()
-        head += _fields(sections, [section.row_ids for section in sections])
+        head += _fields(pull.tables, pull.num_rows)
         if pull.rows_bytes:
             head += _ROWS_TAG + wire.varint(pull.rows_bytes)
         check_size(len(head) + pull.rows_bytes)
-        parts = [section.table.gather(section.row_ids) for section in sections]
+        parts = [table.gather(ids) for table, ids in zip(pull.tables, row_ids, strict=True)]
         self._count(sum(map(len, parts)))
         # Joining copies large parts without the interpreter's lock.
         return b"".join([head, *(np.ascontiguousarray(part, "<f4").reshape(-1).view(np.uint8).data for part in parts)])
@@ -168,41 +171,46 @@ class Pulls:
         """Builds an answer's header, under the tables' locks: what the client's last number did is in the rows then."""
         return self._shard.header(request, self._shard.state.clients.last_number(request.client_id))
 
-    def _decode(self, pull: Pull) -> list[DecodedSection]:
-        """Checks ids and routes.
+    def _decode(self, pull: Pull) -> list[Int64s]:
+        """Returns the ids of each section; checks them and their routes.
 
         Raises:
             ShardamError: a section is malformed or misrouted.
         """
-        sections = decode_sections(pull.tables, pull.head.sections, pull.row_ids)
-        for section in sections:
-            section.table.check_ids(section.row_ids)
-            check_owned(self._shard.identity, section.table, section.row_ids)
-        return sections
+        row_ids = decode_sections(pull.num_rows, pull.row_ids)
+        for table, ids in zip(pull.tables, row_ids, strict=True):
+            table.check_ids(ids)
+            check_owned(self._shard.identity, table, ids)
+        return row_ids
 
-    def _changed(self, sections: Sequence[DecodedSection], change_number: int) -> tuple[list[Int64s], npt.NDArray[np.uint32]]:
+    def _changed(
+        self, tables: Sequence[Table], row_ids: Sequence[Int64s], change_number: int
+    ) -> tuple[list[Int64s], npt.NDArray[np.uint32]]:
         """Returns the ids of each section that have changed, and where they stand among all ids."""
         state = self._shard.state
-        row_ids, positions, start = [], [], 0
-        for section in sections:
+        changed, positions, start = [], [], 0
+        for table, ids in zip(tables, row_ids, strict=True):
             if change_number > state.change_number:  # of a state that was lost: nothing can be said of what came after it
-                places = np.arange(section.row_ids.size)
+                places = np.arange(ids.size)
             else:
-                places = changed_positions(section.table, section.row_ids, change_number, known_from=state.loaded_change)
-            row_ids.append(section.row_ids[places])
+                places = changed_positions(table, ids, change_number, known_from=state.loaded_change)
+            changed.append(ids[places])
             positions.append(places + start)
-            start += section.row_ids.size
-        return row_ids, np.concatenate(positions or [np.zeros(0, np.int64)]).astype(np.uint32)
+            start += ids.size
+        return changed, np.concatenate(positions or [np.zeros(0, np.int64)]).astype(np.uint32)
 
     def _count(self, num_rows: int) -> None:
         self._shard.metrics.pulls.inc()
         self._shard.metrics.rows_pulled.inc(num_rows)
 
 
-def _fields(sections: Sequence[DecodedSection], row_ids: Sequence[Int64s]) -> bytes:
-    """Encodes steps and sections of an answer with these ids."""
-    fields = embedding_pb2.PullResponse()
-    for section, ids in zip(sections, row_ids, strict=True):
-        fields.steps.add(table_id=section.table.table_id, table_step=section.table.step)
-        fields.sections.add(table_id=section.table.table_id, num_rows=ids.size, dtype=common_pb2.DTYPE_FLOAT32)
-    return fields.SerializeToString()
+def _shapes(tables: Sequence[Table], num_rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns rows and dim of each section."""
+    return [(count, table.spec.dim) for table, count in zip(tables, num_rows, strict=True)]
+
+
+def _fields(tables: Sequence[Table], num_rows: Sequence[int]) -> bytes:
+    """Encodes steps and sections of an answer with so many rows."""
+    table_ids = [table.table_id for table in tables]
+    steps = native.encode_messages(STEPS_FIELD, step_columns(table_ids, [table.step for table in tables]))
+    return steps + native.encode_messages(SECTIONS_FIELD, section_columns(table_ids, num_rows))

@@ -67,8 +67,8 @@ class PushPart:
         if step:
             kind = b"step"
             digest.update(f"{step} {self.head.contribution}\n".encode())
-        for message in (*self.head.options, *self.head.sections):
-            digest.update(message.SerializeToString(deterministic=True) + b"\n")
+        messages = (*self.head.options, *self.head.sections)  # none has a map, whose order would have to be settled
+        digest.update(b"".join([message.SerializeToString() + b"\n" for message in messages]))
         digest.update(self.row_ids)
         digest.update(self.rows)
         return kind + digest.digest()
@@ -206,11 +206,13 @@ class Pushes:
         Raises:
             ShardamError: it is not.
         """
-        tables = find_tables(self._shard.state, head.sections)
+        sections = list(head.sections)
+        tables = find_tables(self._shard.state, sections)
         if len({table.table_id for table in tables}) != len(tables):
             raise WrongShape("a push names a table in two sections; merge them into one")
-        for table, section in zip(tables, head.sections, strict=True):
-            if section.options_index >= len(head.options):
+        num_options = len(head.options)
+        for table, section in zip(tables, sections, strict=True):
+            if section.options_index >= num_options:
                 raise BadOption(
                     f"table {table.spec.name!r}: options_index {section.options_index} lies outside the push's "
                     f"{len(head.options)} options"
@@ -224,14 +226,17 @@ class Pushes:
             ShardamError: a section is malformed or misrouted.
         """
         shard, head = self._shard, part.head
-        decoded = decode_sections(self._tables(head), head.sections, part.row_ids)
+        sections = list(head.sections)
+        tables, num_rows = self._tables(head), [section.num_rows for section in sections]
+        row_ids = decode_sections(num_rows, part.row_ids)
         options = [(decode_options(message), message.grad_scale) for message in head.options]
-        result = []
-        for (table, row_ids, message), gradients in zip(decoded, split_rows(decoded, part.rows), strict=True):
-            table.check_ids(row_ids)
-            check_owned(shard.identity, table, row_ids)
-            result.append(GradientSection(table, row_ids, gradients, *options[message.options_index]))
-        return result
+        gradients = split_rows(tables, num_rows, part.rows)
+        for table, ids in zip(tables, row_ids, strict=True):
+            table.check_ids(ids)
+            check_owned(shard.identity, table, ids)
+        used = [options[section.options_index] for section in sections]
+        columns = zip(tables, row_ids, gradients, used, strict=True)
+        return [GradientSection(table, ids, rows, *pair) for table, ids, rows, pair in columns]
 
 
 def _table_steps(outcome: Outcome) -> list[common_pb2.TableStep]:

@@ -85,13 +85,11 @@ class RowAnswer:
         self.places: list[Place] = []
         self._heading = heading
         self._rows_bytes = rows_bytes(shapes)
-        chunks = _chunks(shapes, chunk_bytes)
+        chunks = _chunks(shapes, chunk_bytes or self._rows_bytes)
         for index, chunk in enumerate(chunks):
-            num_bytes = rows_bytes([(stop - start, shapes[section][1]) for section, start, stop in chunk])
-            values = self._add_message(index, len(chunks), num_bytes).view(np.float32)
+            values = self._add_message(index, len(chunks), FLOAT_BYTES * chunk.num_values).view(np.float32)
             at = 0
-            for section, start, stop in chunk:
-                dim = shapes[section][1]
+            for section, start, stop, dim in chunk.rows:
                 end = at + (stop - start) * dim
                 self.places.append(Place(section, start, stop, values[at:end].reshape(-1, dim)))
                 at = end
@@ -133,7 +131,7 @@ class RowAnswer:
 
 def rows_bytes(shapes: Iterable[tuple[int, int]]) -> int:
     """Returns the bytes of rows, given how many there are and their dim."""
-    return FLOAT_BYTES * sum(num_rows * dim for num_rows, dim in shapes)
+    return FLOAT_BYTES * sum([num_rows * dim for num_rows, dim in shapes])
 
 
 def check_size(size_bytes: int) -> None:
@@ -162,20 +160,39 @@ def check_chunk_bytes(chunk_bytes: int) -> None:
         )
 
 
-def _chunks(shapes: Sequence[tuple[int, int]], chunk_bytes: int) -> list[list[tuple[int, int, int]]]:
-    """Distributes rows over messages, whole; returns for each message (section, first row, behind the last row)."""
-    chunks: list[list[tuple[int, int, int]]] = [[]]
-    room = chunk_bytes or rows_bytes(shapes)
+@dataclasses.dataclass(slots=True)
+class _Chunk:
+    """Which rows one message of an answer holds.
+
+    Attributes:
+        rows: (section, first row, behind the last row, dim).
+        num_values: floats of them.
+    """
+
+    rows: list[tuple[int, int, int, int]] = dataclasses.field(default_factory=list)
+    num_values: int = 0
+
+
+def _chunks(shapes: Sequence[tuple[int, int]], chunk_bytes: int) -> list[_Chunk]:
+    """Distributes rows over messages, whole, at least one to each but an only one."""
+    chunk = _Chunk()
+    chunks = [chunk]
+    room = chunk_size = chunk_bytes // FLOAT_BYTES
     for section, (num_rows, dim) in enumerate(shapes):
         start = 0
         while start < num_rows:
-            fitting = room // (FLOAT_BYTES * dim)
-            if fitting <= 0 and chunks[-1]:
-                chunks.append([])
-                room = chunk_bytes
-                continue
-            stop = min(start + max(fitting, 1), num_rows)
-            chunks[-1].append((section, start, stop))
-            room -= FLOAT_BYTES * dim * (stop - start)
+            stop = num_rows
+            if dim * (stop - start) > room:
+                fitting = room // dim
+                if fitting <= 0 and chunk.rows:
+                    chunk.num_values = chunk_size - room
+                    chunk = _Chunk()
+                    chunks.append(chunk)
+                    room = chunk_size
+                    continue
+                stop = start + max(fitting, 1)
+            chunk.rows.append((section, start, stop, dim))
+            room -= dim * (stop - start)
             start = stop
+    chunk.num_values = chunk_size - room
     return chunks
