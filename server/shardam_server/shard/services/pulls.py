@@ -16,7 +16,7 @@ from shardam_kernels import native
 from shardam_proto import wire
 from shardam_proto.errors import BadOption
 from shardam_proto.sections import SECTIONS_FIELD, STEPS_FIELD, section_columns, step_columns
-from shardam_proto.v1 import embedding_pb2
+from shardam_proto.v1 import common_pb2, embedding_pb2
 from shardam_server.shard.changed_rows import changed_positions
 from shardam_server.shard.chunks import Buffer
 from shardam_server.shard.context import ShardContext
