@@ -41,12 +41,14 @@ class Curve:
         axis: what it counts.
         goal: what the rate at the last point should reach of the rate at the first.
         make: builds the points, by ascending `at`; its argument is True for the small sizes of a smoke run.
+        most: the goal's last point, if there may be points beyond it, which are details alone; None: the last of all.
     """
 
     name: str
     axis: str
     goal: float
     make: Callable[[bool], Sequence[Point]]
+    most: int | None = None
 
 
 def exponent(at: Sequence[int], costs: Sequence[float]) -> float:
@@ -82,15 +84,16 @@ def measure_curve(curve: Curve, *, smoke: bool, num_rounds: int | None) -> Measu
     if all(kernels):
         kernel_costs = [statistics.median(each) for each in kernels]
         details |= {"kernel_exponent": round(exponent(at, kernel_costs), 3), "kernel_ns_per_row": _by_point(at, kernel_costs)}
+    last = max(index for index, place in enumerate(at) if curve.most is None or place <= curve.most)
     figure = Figure(
         name=curve.name,
-        value=1 / found[-1],
+        value=1 / found[last],
         unit="rows/s",
-        peer=f"{at[0]:,} {curve.axis} (here {at[-1]:,})",
+        peer=f"{at[0]:,} {curve.axis} (here {at[last]:,})",
         peer_value=1 / found[0],
-        ratio=found[0] / found[-1],
+        ratio=found[0] / found[last],
         goal=curve.goal,
-        spread=spread_of([first / last for first, last in zip(costs[0], costs[-1], strict=True)]),
+        spread=spread_of([few / many for few, many in zip(costs[0], costs[last], strict=True)]),
         details=details,
     )
     return Measured(figure, spread_of(controls))

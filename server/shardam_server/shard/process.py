@@ -38,6 +38,7 @@ from shardam_server.devices import choose_device
 from shardam_server.lifeline import watch_lifeline
 from shardam_server.logs import configure_logging
 from shardam_server.settings import ShardSettings
+from shardam_server.shard import garbage
 from shardam_server.shard.allocator import keep_freed_memory
 from shardam_server.shard.checkpoints.assembly import Checkpoints
 from shardam_server.shard.client_closing import ClientClosing
@@ -99,6 +100,7 @@ def run_shard(settings: ShardSettings) -> int:
         CommandError: it cannot start, or another process has taken its place.
     """
     keep_freed_memory(settings.keep_free_mib * 2**20)
+    garbage.look_seldom()
     check_bind(settings.host, has_token=settings.token is not None, insecure=settings.insecure)
     identity = ShardIdentity(settings.index, lineage=0)
     configure_logging(settings, shard=settings.index, incarnation=identity.incarnation)
