@@ -230,8 +230,10 @@ def test_a_request_that_a_shard_holds_up_is_answered_when_the_drain_is_over(tmp_
         os.kill(pid, signal.SIGSTOP)
         try:
             with connection(admin) as waiting:
+                send(waiting, "GET /healthz HTTP/1.1\nHost: 127.0.0.1\n\n")
+                assert read_until(waiting, b"}")  # so the connection has been taken in
                 send(waiting, "GET /v1/tables/t/rows/1 HTTP/1.1\nHost: 127.0.0.1\n\n")
-                assert client.get("/healthz").status_code == 200  # so the request before it has been taken in
+                assert client.get("/healthz").status_code == 200  # so the request before it has been taken in, too
                 assert admin.terminate(timeout_s=HANG_S) == 0  # not after shard_timeout_s
                 answer = b"".join(iter(lambda: waiting.recv(4096), b""))
         finally:

@@ -14,11 +14,21 @@ from shardam_proto.scheduling import starting_batch_threads
 
 PROGRAM = """
 import os
+import time
 from pathlib import Path
 from shardam_proto.channels import open_channel
+
+def named(task):
+    try:
+        return (task / "comm").read_text()
+    except OSError:  # it has just ended
+        return ""
+
 channel = open_channel("127.0.0.1:1")
-tasks = {int(task.name): (task / "comm").read_text() for task in Path("/proc/self/task").iterdir()}
-grpc_threads = [task for task, name in tasks.items() if name.startswith("event_engine")]
+grpc_threads, deadline = [], time.monotonic() + 30
+while not grpc_threads and time.monotonic() < deadline:  # a thread gives itself its name, once it runs
+    tasks = list(Path("/proc/self/task").iterdir())
+    grpc_threads = [int(task.name) for task in tasks if named(task).startswith("event_engine")]
 print(len(grpc_threads) > 0, {os.sched_getscheduler(task) for task in grpc_threads} == {os.SCHED_BATCH})
 print(os.sched_getscheduler(0) == os.SCHED_OTHER)
 os._exit(0)
