@@ -12,8 +12,7 @@ struct Column {
   const std::uint64_t* values;
 };
 
-constexpr std::uint8_t kVarint = 0;
-constexpr std::uint8_t kFixed64 = 1;
+constexpr std::uint8_t kFixed64 = 1;  // wire types; 0 is a varint
 constexpr std::uint8_t kLengthDelimited = 2;
 
 // More columns could make a message of 128 bytes, whose length is longer than one byte.

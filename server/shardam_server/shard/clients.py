@@ -134,7 +134,7 @@ class Clients:
 
     def last_number(self, client_id: bytes) -> int:
         """Returns a client's last closed number; 0: it has none, or is not known."""
-        entry = self._entries.get(client_id)
+        entry = self.find(client_id)
         return 0 if entry is None else entry.last_number
 
     def get(self, client_id: bytes) -> ClientEntry:

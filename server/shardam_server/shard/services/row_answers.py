@@ -87,9 +87,10 @@ class RowAnswer:
         self._rows_bytes = rows_bytes(shapes)
         chunks = _chunks(shapes, chunk_bytes or self._rows_bytes)
         for index, chunk in enumerate(chunks):
-            values = self._add_message(index, len(chunks), FLOAT_BYTES * chunk.num_values).view(np.float32)
+            num_bytes = rows_bytes([(stop - start, dim) for _, start, stop, dim in chunk])
+            values = self._add_message(index, len(chunks), num_bytes).view(np.float32)
             at = 0
-            for section, start, stop, dim in chunk.rows:
+            for section, start, stop, dim in chunk:
                 end = at + (stop - start) * dim
                 self.places.append(Place(section, start, stop, values[at:end].reshape(-1, dim)))
                 at = end
@@ -160,22 +161,13 @@ def check_chunk_bytes(chunk_bytes: int) -> None:
         )
 
 
-@dataclasses.dataclass(slots=True)
-class _Chunk:
-    """Which rows one message of an answer holds.
+def _chunks(shapes: Sequence[tuple[int, int]], chunk_bytes: int) -> list[list[tuple[int, int, int, int]]]:
+    """Distributes rows over messages, whole, at least one to each but an only one.
 
-    Attributes:
-        rows: (section, first row, behind the last row, dim).
-        num_values: floats of them.
+    Returns:
+        Of each message (section, first row, behind the last row, dim).
     """
-
-    rows: list[tuple[int, int, int, int]] = dataclasses.field(default_factory=list)
-    num_values: int = 0
-
-
-def _chunks(shapes: Sequence[tuple[int, int]], chunk_bytes: int) -> list[_Chunk]:
-    """Distributes rows over messages, whole, at least one to each but an only one."""
-    chunk = _Chunk()
+    chunk: list[tuple[int, int, int, int]] = []
     chunks = [chunk]
     room = chunk_size = chunk_bytes // FLOAT_BYTES
     for section, (num_rows, dim) in enumerate(shapes):
@@ -184,15 +176,13 @@ def _chunks(shapes: Sequence[tuple[int, int]], chunk_bytes: int) -> list[_Chunk]
             stop = num_rows
             if dim * (stop - start) > room:
                 fitting = room // dim
-                if fitting <= 0 and chunk.rows:
-                    chunk.num_values = chunk_size - room
-                    chunk = _Chunk()
+                if fitting <= 0 and chunk:
+                    chunk = []
                     chunks.append(chunk)
                     room = chunk_size
                     continue
                 stop = start + max(fitting, 1)
-            chunk.rows.append((section, start, stop, dim))
+            chunk.append((section, start, stop, dim))
             room -= dim * (stop - start)
             start = stop
-    chunk.num_values = chunk_size - room
     return chunks
